@@ -16,7 +16,7 @@ from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
 from invariant_rag.audit.report import Gate, p_value
 from invariant_rag.audit.result import Comparison, worst_slot
 from invariant_rag.segments import Segment
-from tests.audit.known import first, last, listening, noisy, records, symmetric, where_first
+from tests.audit.known import first, interrupted, last, listening, noisy, records, symmetric, where_first
 
 MATTERS, DOES_NOT, UNKNOWN = "order matters", "order does not matter", "cannot tell yet"
 ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
@@ -111,11 +111,7 @@ def test_remedies_and_today_have_as_many_distinct_draws():
     assert found.calls == len(seen) == 5 * 30 + 3 * 2 * 30
     repeats = 20  # of the first questions, one call is a plain repeat
     assert len(seen) - len(set(seen)) <= repeats + 30  # sorting may give the order of today
-
-    def by_placebo(question, segments):
-        return symmetric(question, segments) if any("  " in each.text for each in segments) else "no"
-
-    found = audit(by_placebo, records(20), remedies=["sort"])
+    found = audit(lambda *call: symmetric(*call) if "  " in str(call) else "no", records(20), remedies=["sort"])
     (even,) = found.comparisons
     assert (even.accuracy.value, even.gain.value) == (0.5, 0.0)  # of both, one draw is the placebo
     assert found.flips == []  # that is no order
@@ -198,10 +194,6 @@ def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold):
     scores = (0.5, True)  # from one half on, a metric says right
     graded = [audit(lambda *_: "yes", asked, metric=lambda *_, score=score: score) for score in scores]
     assert not is_gold or [each.measures[accuracy].value for each in (found, *graded)] == [1.0] * 3
-
-
-def interrupted(question, segments):
-    raise KeyboardInterrupt
 
 
 def later(system):

@@ -39,9 +39,7 @@ ROOT = Path(__file__).parents[2]
 FILES = tomllib.loads((Path(__file__).parent / "files.toml").read_text("utf-8"))
 TEXTS = ["It was Ann.", "Nobody."]
 EXPECTED = Question("Who?", tuple(map(Segment, TEXTS)), ("Ann",), (0,), id="0")
-FULL = Question(
-    "Who?", (Segment("It was Ann.", "Page", score=0.5), Segment("Nobody.", score=0.25)), ("Ann", "Anna"), (0,), id="7"
-)
+SCORE = f'{{"question": "q", "segments": [{{"text": "a", "score": {10**400}}}, "b"]}}'
 
 
 def written(folder, name, content):
@@ -49,16 +47,13 @@ def written(folder, name, content):
     return folder / name
 
 
-@pytest.mark.parametrize("record", FILES["records"])
-def test_records_of_other_tools_are_read_and_what_a_system_said_is_no_gold_answer(record, tmp_path):
-    fields = json.loads(record)
-    cells = ['"' + str(each).replace('"', '""') + '"' for each in fields.values()]  # lists as pandas writes them
-    table = written(tmp_path, "q.csv", f"{','.join(fields)}\n{','.join(cells)}\n")
-    for source in ([fields], written(tmp_path, "q.jsonl", record), *([table] if "target" not in fields else ())):
-        assert read_questions(source, None) == [EXPECTED]
-
-
-def test_documents_are_read_with_columns_lists_and_aliases_and_what_takes_a_judge_is_said(tmp_path):
+def test_files_of_other_tools_are_read_what_a_system_said_is_no_gold_answer_and_what_takes_a_judge_is_said(tmp_path):
+    for record in FILES["records"]:
+        fields = json.loads(record)
+        cells = ['"' + str(each).replace('"', '""') + '"' for each in fields.values()]  # lists as pandas writes them
+        table = written(tmp_path, "q.csv", f"{','.join(fields)}\n{','.join(cells)}\n")
+        for source in ([fields], written(tmp_path, "q.jsonl", record), *([table] if "target" not in fields else ())):
+            assert read_questions(source, None) == [EXPECTED]
     for document in FILES["documents"]:
         assert read_questions(written(tmp_path, "q.yaml", document), None) == [EXPECTED]  # JSON is YAML, too
     written(tmp_path, "more.csv", 'question,context,answer\nWhen?,"[""In May."", ""In June.""]",June\n')
@@ -76,27 +71,27 @@ def test_documents_are_read_with_columns_lists_and_aliases_and_what_takes_a_judg
 
 
 def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path):
-    lines = written(tmp_path, "q.jsonl", json.dumps(FULL.as_dict()) + "\n\n")
+    segments = (Segment("It was Ann.", "Page", score=0.5), Segment("Nobody.", score=0.25))
+    full = replace(EXPECTED, segments=segments, answers=("Ann", "Anna"), id="7")
+    lines = written(tmp_path, "q.jsonl", json.dumps(full.as_dict()) + "\n\n")
     header = "id,question,segment,title,score,gold,answer"
     rows = f"{header}\n7,Who?,It was Ann.,Page,0.5,1,Ann|Anna\n7,Who?,Nobody.,,0.25,0,\n"
     first = {"text": "It was Ann.", "title": "Page", "score": 0.5, "gold": True}
-    mapping = {"id": 7, "question": "Who?", "answers": ["Ann", "Anna"], "segments": [first, FULL.segments[1]]}
+    mapping = {"id": 7, "question": "Who?", "answers": ["Ann", "Anna"], "segments": [first, full.segments[1]]}
     for source in (lines, written(tmp_path, "q.csv", rows), [mapping]):
-        assert read_questions(source, None) == [FULL]
+        assert read_questions(source, None) == [full]
     assert [each.id for each in read_questions([mapping, mapping], None)] == ["7#0", "7#1"]
-    tokens = replace(FULL, segments=(Segment(token_ids=(1, 2), score=0.5), Segment("b", metadata={"page": 3})))
+    tokens = replace(full, segments=(Segment(token_ids=(1, 2), score=0.5), Segment("b", metadata={"page": 3})))
     assert read_questions([json.loads(json.dumps(tokens.as_dict()))], None) == [tokens]
     odd = "page one\x0cpage\u2028two\x85"  # a cell holds any character but a line break
     (found,) = read_questions(written(tmp_path, "q.csv", f"question,segment\nWho?,{odd}\n"), None)
     assert found.segments[0].text == odd
 
 
-ROWS = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\nWho?;Nobody.;0,25;;;\n"
-
-
 def test_tables_are_read_in_any_encoding_and_case_of_names_and_so_are_those_of_spreadsheets(tmp_path):
+    rows = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\nWho?;Nobody.;0,25;;;\n"
     for encoding, delimiter in (("utf-8", ";"), ("utf-8-sig", "\t"), ("utf-16", ";"), ("utf-32", "\t")):
-        table = written(tmp_path, "q.csv", ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
+        table = written(tmp_path, "q.csv", rows.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
         with pytest.warns(FieldWarning, match="'Page'"):
             (found,) = read_questions(table, None)
         assert (found.answers, [each.score for each in found.segments]) == (EXPECTED.answers, [0.5, 0.25])
@@ -145,9 +140,6 @@ def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_
     with pytest.warns(FieldWarning, match=r"questions\.jsonl: No field of a question, and not used: 'article'\.$"):
         questions = read_questions(ROOT / "cookbook" / "data" / "questions.jsonl", lambda question: ["a", "b"])
     assert (len(questions), questions[0].answers) == (42, ("orange and black",))
-
-
-SCORE = f'{{"question": "q", "segments": [{{"text": "a", "score": {10**400}}}, "b"]}}'
 
 
 @pytest.mark.parametrize(
@@ -279,57 +271,45 @@ def test_a_model_of_ours_is_tried_with_methods_and_a_rag_with_what_its_retriever
     assert said(plain, generation={"max_new_tokens": 6, "stop_strings": stop}) == whole[: whole.index(stop)]
 
 
-PROMPT = Prompt("Documents: ", ["salt and copper ", "the river Senn ", "a mill in Brenn ", "noon "], "Where? ")
-
-
 def test_one_output_for_all_orders_is_a_promise_kept_several_break_it_and_the_plain_model_promises_nothing(model):
+    prompt = Prompt("Documents: ", ["salt and copper ", "the river Senn ", "a mill in Brenn ", "noon "], "Where? ")
     steps = []
     told = nullcontext(lambda: steps.append(None))
-    check = check_order(model, PROMPT, 6, progress=lambda label, total: told, max_new_tokens=8)
+    check = check_order(model, prompt, 6, progress=lambda label, total: told, max_new_tokens=8)
     assert (check.promised, check.identical, check.broken) == (True, True, False)
     assert [count for _, count in check.answers] == [7]
     assert check.plain_distinct >= len(check.plain_answers) > 1
     assert sum(count for _, count in check.plain_answers) == 7
     assert len(steps) == 14
     with pytest.raises(errors.InvalidPrompt, match="at least 1, got 0"):
-        check_order(model, PROMPT, 0)
+        check_order(model, prompt, 0)
     # One token: the order changes its probability long before it changes the token.
     plain = model.with_method("sequential", ordering="given")
-    first, again, other = (check_order(plain, PROMPT, 4, seed=seed, max_new_tokens=1) for seed in (1, 1, 2))
+    first, again, other = (check_order(plain, prompt, 4, seed=seed, max_new_tokens=1) for seed in (1, 1, 2))
     assert (first.promised, first.identical, first.broken) == (False, False, False)
     assert first.answers == first.plain_answers
     assert first.distinct > len(first.answers)
     assert first == again != other
     two = check_order(plain, Prompt("Documents: ", ["x ", "yy "], "Where? "), 4, max_new_tokens=1)
     assert (two.distinct, two.answers) == (2, (("B", 5),))  # the same token, with another probability
-    broken = check_order(model.with_method("rotor", ordering=Pretended()), PROMPT, 4, max_new_tokens=1)
+    broken = check_order(model.with_method("rotor", ordering=Pretended()), prompt, 4, max_new_tokens=1)
     assert (broken.promised, broken.broken, broken.identical) == (True, True, False)
 
 
 # --- the command, and servers ---
 
-MINE = """
-def first(question, segments):
-    return segments[0].text
-
-def stops(question, segments):
-    raise KeyboardInterrupt
-"""
-
 
 @pytest.fixture(autouse=True)
 def path(tmp_path, monkeypatch):
-    """A file to write in a folder to work in, with ten questions, forty questions and a module."""
+    """A file to write in a folder to work in, with ten questions and with forty."""
     for count in (10, 40):
         (tmp_path / f"{count}.jsonl").write_text("\n".join(map(json.dumps, records(count))))
-    (tmp_path / "mine_to_audit.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "answers.jsonl"
 
 
 def test_a_run_writes_a_folder_is_resumed_and_fails_where_the_order_matters():
-    system = ("--system", "mine_to_audit:first")
+    system = ("--system", "tests.audit.known:first")
     part = run("audit", "10.jsonl", "--out", "out", *system, "--json")
     assert part.exit_code == 0, part.output
     assert json.loads(part.stdout)["screen"]["asked"] == 10
@@ -342,7 +322,7 @@ def test_a_run_writes_a_folder_is_resumed_and_fails_where_the_order_matters():
     files = "answers.csv answers.jsonl answers.jsonl.lock audit.json report.html report.md run.json"
     assert sorted(each.name for each in Path("out").iterdir()) == files.split()
     assert run("audit", "40.jsonl", "--out", "matters", *system, "--fail-on", "order-matters").exit_code == 1
-    stopped = run("audit", "10.jsonl", "--out", "stopped", "--system", "mine_to_audit:stops")
+    stopped = run("audit", "10.jsonl", "--out", "stopped", "--system", "tests.audit.known:interrupted")
     assert "continue with --resume stopped" in stopped.stderr
 
 

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import warnings
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from importlib.metadata import EntryPoint, EntryPoints
@@ -35,6 +34,26 @@ from tests.cli.conftest import refused, run
 
 COMMANDS = typer.main.get_command(app)
 ROTOR = {"invariant": True, "fair": False, "cost": "attention both ways", "stock_decoding": True}
+
+
+ALL_IN_ONE_PROCESS = """
+import json, sys
+from invariant_rag.cli import app
+for arguments in json.loads(sys.argv[1]):
+    try:
+        app(arguments, prog_name="invariant-rag")
+    except SystemExit as ended:
+        print("=", ended.code, file=sys.stderr)
+"""
+WITHOUT_TORCH = "assert not {'torch', 'transformers'} & sys.modules.keys()"
+
+
+def run_all(commands, then="", env=None, stdout=subprocess.PIPE, check=True, cwd=None):
+    """Run commands in one fresh process; behind the errors of each, there is a line `= ` with its exit code."""
+    program = [sys.executable, "-c", ALL_IN_ONE_PROCESS + then, json.dumps(commands)]
+    path = f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    env = {**os.environ, "PYTHONPATH": path, **(env or {})}
+    return subprocess.run(program, stdout=stdout, stderr=subprocess.PIPE, text=True, check=check, cwd=cwd, env=env)
 
 
 def test_without_arguments_two_commands_are_offered_that_exist_and_need_no_documents():
@@ -84,25 +103,15 @@ def test_a_shared_option_says_the_same_in_every_command():
         assert len(texts) > len(set(texts)) == 1, flag
 
 
-COMPLETING = """
-import sys
-sys.modules["torch"] = sys.modules["transformers"] = None
-from invariant_rag.cli import app
-app(prog_name="invariant-rag")
-"""
-
-
 def test_the_tab_key_completes_names_without_torch():
-    """In a process of its own, as a shell asks: the last word is completed."""
+    """As a shell asks: the last word is completed."""
     for words, offered in (
         ("ask --method ro", {"rotor"}),
         ("serve --allow-method ro", {"rotor"}),
         ("audit --ordering le", {"lexical", "lexical-reversed"}),
     ):
         asked = {"COMP_WORDS": f"invariant-rag {words}", "COMP_CWORD": str(len(words.split()))}
-        shell = {**os.environ, **asked, "_INVARIANT_RAG_COMPLETE": "complete_bash"}
-        program = [sys.executable, "-c", COMPLETING]
-        done = subprocess.run(program, env=shell, capture_output=True, text=True, check=False)
+        done = run_all([[]], WITHOUT_TORCH, env={**asked, "_INVARIANT_RAG_COMPLETE": "complete_bash"})
         assert set(done.stdout.split()) == offered, (words, done.stderr)
 
 
@@ -121,7 +130,7 @@ def installed(monkeypatch, **values):
     monkeypatch.setattr(import_module("invariant_rag.cli.app"), "entry_points", found.select)
 
 
-def test_a_command_that_is_not_installed_says_how_to_install_it(monkeypatch):
+def test_a_command_of_a_package_is_run_and_a_missing_or_broken_one_is_one_line_and_breaks_no_other(monkeypatch):
     installed(monkeypatch)
     assert "Not installed: pip install ./benchmarks" in run("--help").stdout
     for words in ("bench", "bench xquad --help", "reproduce t --model m"):
@@ -129,9 +138,6 @@ def test_a_command_that_is_not_installed_says_how_to_install_it(monkeypatch):
         said, *hint = result.stderr.splitlines()
         assert said == f"error: {words.split()[0]} is a command of a package that is not installed"
         assert (result.exit_code, hint) == (2, ["In a clone: pip install ./benchmarks"])
-
-
-def test_a_command_of_a_package_is_listed_and_run_and_a_broken_one_is_one_line_and_breaks_no_other(monkeypatch):
     for value in ("no_such_package:app", "json:nothing", "json:dumps"):
         installed(monkeypatch, broken=value)
         result = run("broken")
@@ -155,8 +161,7 @@ def with_tokens(*tokens):
     return tokenizer
 
 
-UNPROTECTED = with_tokens("<start_of_turn>", "### User:")
-"""A tokenizer with tokens of roles that its template does not write."""
+UNPROTECTED = with_tokens("<start_of_turn>", "### User:")  # roles that its template does not write
 
 
 @pytest.fixture
@@ -172,13 +177,6 @@ def check(tmp_path, monkeypatch):
     return checked
 
 
-def test_a_protected_tokenizer_passes_the_check_and_a_token_that_only_looks_like_a_word_is_no_role(check):
-    words = with_tokens("<table>", "user", "Ostra", "<reuser>")
-    for tokenizer in (LAYOUTS["joined bars"].build(), LAYOUTS["llama2"].build(), words):
-        result = check(tokenizer)
-        assert (result.exit_code, "60 hostile texts: 0 broke out" in result.stdout) == (0, True), result.output
-
-
 def test_names_that_only_a_long_conversation_writes_are_control_tokens(check):
     tokenizer = with_tokens("T38:", "T90:")
     tokenizer.chat_template = "{% for each in messages %}\nT{{ loop.index0 }}: {{ each.content }}{% endfor %}"
@@ -187,7 +185,11 @@ def test_names_that_only_a_long_conversation_writes_are_control_tokens(check):
     assert "up to 40 turns" in check(tokenizer).stdout
 
 
-def test_a_tokenizer_with_unprotected_roles_fails_the_check(check):
+def test_a_tokenizer_with_unprotected_roles_fails_the_check_and_a_protected_one_or_one_with_words_alone_passes(check):
+    words = with_tokens("<table>", "user", "Ostra", "<reuser>")
+    for tokenizer in (LAYOUTS["joined bars"].build(), LAYOUTS["llama2"].build(), words):
+        result = check(tokenizer)
+        assert (result.exit_code, "60 hostile texts: 0 broke out" in result.stdout) == (0, True), result.output
     result = check(UNPROTECTED)
     assert result.exit_code == 1, result.output
     assert "no template writes them: ### User:, <start_of_turn>" in result.stdout
@@ -203,31 +205,11 @@ def test_loading_warns_once_of_tokens_that_look_like_roles(chat_llama, tiny_fold
     with pytest.warns(TokenWarning, match=r"### User:, <start_of_turn>.*--check-tokens") as caught:
         InvariantModel.from_pretrained(tmp_path)
     assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        InvariantModel.from_pretrained(tmp_path)
-        InvariantModel.from_pretrained(tiny_folder)
+    for folder in (tmp_path, tiny_folder):
+        InvariantModel.from_pretrained(folder)  # a warning would be an error here
 
 
 # --- wrong input ---
-
-ALL_IN_ONE_PROCESS = """
-import json, sys
-from invariant_rag.cli import app
-for arguments in json.loads(sys.argv[1]):
-    try:
-        app(arguments)
-    except SystemExit as ended:
-        print("=", ended.code, file=sys.stderr)
-"""
-
-
-def run_all(commands, then="", env=None, stdout=subprocess.PIPE, check=True, cwd=None):
-    """Run commands in one fresh process; behind the errors of each, there is a line `= ` with its exit code."""
-    program = [sys.executable, "-c", ALL_IN_ONE_PROCESS + then, json.dumps(commands)]
-    path = f"{Path(__file__).parents[2]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    env = {**os.environ, "PYTHONPATH": path, **(env or {})}
-    return subprocess.run(program, stdout=stdout, stderr=subprocess.PIPE, text=True, check=check, cwd=cwd, env=env)
 
 
 def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(tmp_path, tiny_folder):
@@ -245,23 +227,23 @@ def test_odd_texts_are_read_and_a_terminal_of_ascii_shows_the_rest_as_escapes(tm
     assert done.stdout.isascii()
 
 
-AUDIT, ASK = "audit {questions} --out {out}", "ask Who? --docs {docs}"
+AUDIT, ASK = "audit q.jsonl --out out", "ask Who? --docs {docs}"
 BEFORE_LOADING = [
     ("ask {blank} --docs {docs}", "expected a question, got blank text"),
     (f"{ASK} --model {{docs}}/none", "no such folder Run `ls "),
     (f"{ASK} --model {{docs}}/mill.md", "a file Run `ls "),
     (f"{ASK} --model {{docs}}", "its config.json cannot be read: No such file or directory"),
-    (f"{ASK} --model {{bare}}", "its config.json names no model_type"),
-    (f"{ASK} --model {{torn}}", "model.safetensors cannot be read|download it again"),
-    (f"{ASK} --model {{torn}}/none/config.json", "no such folder"),
-    (f"{ASK} --model {{light}}", "light: no weights in it"),
+    (f"{ASK} --model bare", "its config.json names no model_type"),
+    (f"{ASK} --model torn", "model.safetensors cannot be read|download it again"),
+    (f"{ASK} --model torn/none/config.json", "no such folder"),
+    (f"{ASK} --model light", "light: no weights in it"),
     (f"{ASK} --model no-such/model", "hf download no-such/model --local-dir"),
     (f"{ASK} --ordering cross-encoder", "expected the hub id or the folder of a model for the ordering cross-encoder"),
     (f"{ASK} --retriever faiss:no-such/model", "got no-such/model: it is not in the local cache"),
     (f"{ASK} --retriever faiss:{{docs}}/none", "none: no such folder"),
     (f"{ASK} --retriever faiss:", "unknown retriever 'faiss:'"),
-    ("ask Who? --docs {empty}", "no document in "),
-    ("ask Who? --docs {pdf}", "bad.pdf"),
+    ("ask Who? --docs empty", "no document in "),
+    ("ask Who? --docs bad.pdf", "bad.pdf"),
     (f"{ASK} --dtype int8", "--dtype: expected one of auto, float32"),
     (f"{ASK} --k many", "--k: expected a whole number, got many"),
     (f"{ASK} --k 0", "--k: expected at least 1, got 0"),
@@ -276,14 +258,14 @@ BEFORE_LOADING = [
     ("serve --port 99999", "--port: expected at most 65535, got 99999"),
     ("serve --method rotr", "did you mean 'rotor'?"),
     ("models --check-tokens {docs}/none", "no such folder"),
-    ("models --check-tokens {light}", "expected a tokenizer in "),
-    (f"{AUDIT} --docs {{empty}}", "no document in "),
+    ("models --check-tokens light", "expected a tokenizer in "),
+    (f"{AUDIT} --docs empty", "no document in "),
     (f"{AUDIT} --docs {'x' * 5000}", "is no path of a file"),
-    *((f"audit {{questions}} --out {out}", "cannot make the folder") for out in ("{pdf}", "{pdf}/below", "x" * 5000)),
+    *((f"audit q.jsonl --out {out}", "cannot make the folder") for out in ("bad.pdf", "bad.pdf/below", "x" * 5000)),
     ("audit", "name a file of QUESTIONS"),
     ("audit nofile.jsonl", "no such file: nofile.jsonl"),
     ("audit pipe.jsonl", "pipe.jsonl|got a named pipe"),
-    ("audit {questions}", "--out is missing"),
+    ("audit q.jsonl", "--out is missing"),
     (f"{AUDIT} --seed -5", "--seed: expected at least 0, got -5"),
     (f"{AUDIT} --system raises:x --fail-on flip-rate>5%", "fail-on: expected order-matters, or a bound such as"),
     (f"{AUDIT} --system raises:x", "ZeroDivisionError"),
@@ -305,23 +287,21 @@ BEFORE_LOADING = [
 
 
 def test_what_is_wrong_is_said_before_torch_is_imported(docs, tmp_path):
-    questions = tmp_path / "questions.jsonl"
-    questions.write_text(json.dumps({"question": "Who?", "segments": ["a b", "c d"], "answers": ["a"]}) + "\n")
+    questions = tmp_path / "q.jsonl"
+    questions.write_text('{"question": "Who?", "segments": ["a b", "c d"], "answers": ["a"]}\n')
     os.mkfifo(tmp_path / "pipe.jsonl")
-    folders = {name: tmp_path / name for name in ("bare", "light", "torn", "empty")}
-    for name, folder in folders.items():
-        folder.mkdir()
-        if name != "empty":
-            (folder / "config.json").write_text("{}" if name == "bare" else '{"model_type": "llama"}')
+    (tmp_path / "empty").mkdir()
+    for name, config in (("bare", "{}"), ("light", '{"model_type": "llama"}'), ("torn", '{"model_type": "llama"}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(config)
     weights = (EMBEDDED["generator"] / "model.safetensors").read_bytes()
-    (folders["torn"] / "model.safetensors").write_bytes(weights[:-1000])
+    (tmp_path / "torn" / "model.safetensors").write_bytes(weights[:-1000])
     pdf = tmp_path / "bad.pdf"
     pdf.write_bytes(b"%PDF-1.4 nothing")
-    named = {"docs": docs, "blank": "  ", "pdf": pdf, "questions": questions, "out": tmp_path / "out", **folders}
-    commands = [[word.format(**named) for word in each.split()] for each, _ in BEFORE_LOADING]
+    commands = [[word.format(docs=docs, blank="  ") for word in each.split()] for each, _ in BEFORE_LOADING]
     (tmp_path / "raises.py").write_text("1 / 0\n")
     (tmp_path / "exits.py").write_text("import sys\nsys.exit(3)\n")
-    done = run_all(commands, then="assert 'torch' not in sys.modules", cwd=tmp_path)
+    done = run_all(commands, WITHOUT_TORCH, cwd=tmp_path)
     assert done.stdout == ""
     told = done.stderr.split("= 2\n")
     assert (len(told), told.pop()) == (len(BEFORE_LOADING) + 1, "")
@@ -392,21 +372,16 @@ def test_what_is_no_whole_number_is_refused_by_name(tmp_path, monkeypatch):
 # --- what stops a first-time user gives the next command to type; the hub is a real server on this machine ---
 
 
-class Hub(BaseHTTPRequestHandler):
-    """Answers as huggingface.co does: one model is gated, all others are missing."""
-
-    def do_HEAD(self):
-        gated = "/gated/" in self.path
-        self.send_response(403 if gated else 404)
-        self.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    do_GET = do_HEAD  # noqa: N815 - the name that the base class calls
-
-
 def test_a_wrong_name_and_a_gated_model_are_told_apart(tmp_path):
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+    def answer(handler):
+        gated = "/gated/" in handler.path
+        handler.send_response(403 if gated else 404)
+        handler.send_header("X-Error-Code", "GatedRepo" if gated else "RepoNotFound")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    hub = type("Hub", (BaseHTTPRequestHandler,), {"do_HEAD": answer, "do_GET": answer})
+    with ThreadingHTTPServer(("127.0.0.1", 0), hub) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         online = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0", "NO_PROXY": "*"}
         commands = [["ask", "--model", name] for name in ("Qwen/Qwen99-7B", "gated/model")]
