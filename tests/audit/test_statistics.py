@@ -114,8 +114,7 @@ def outcomes(world, questions, audits, seed):
 
 @pytest.mark.parametrize("calls", [4, 5])
 def test_the_p_value_is_that_of_all_permutations(calls):
-    classes = np.random.default_rng(calls).integers(0, 2, (4, 5))
-    rows = classes
+    classes = rows = np.random.default_rng(calls).integers(0, 2, (4, 5))
     if calls == 4:  # the second call is a repeat, which a cache may answer
         rows = classes[:, [0, 2, 3, 4]]
     else:  # from here on, it is a draw
