@@ -144,6 +144,7 @@ def test_settings_are_read_from_words_a_limit_contains_every_smaller_one_and_chu
     assert benchmark.parse_settings({"documents": "30", "index": "yes"}) == benchmark.settings(documents=30, index=True)
     ids = [{case.id for case in load("mmlu", questions=limit, orders="0,23")} for limit in range(1, 7)]
     assert all(few < more for few, more in pairwise(ids))
+    assert {*Selection(100).sample(range(2000))} < {*Selection(1000).sample(range(2000))}, "of many, too"
     with pytest.raises(TokenizerRequired):
         chunked.load(DataSource(files), chunked.settings(), Selection())
 
