@@ -196,7 +196,7 @@ def test_headings_take_linear_time(tmp_path):
     assert time.process_time() - start < 2  # a quadratic one takes minutes
 
 
-def test_a_text_is_cut_between_paragraphs_sentences_words_and_then_letters():
+def test_a_text_is_cut_between_paragraphs_sentences_words_and_then_letters_and_impossible_sizes_are_refused():
     sentences = ["A first sentence.", "A second one!", "山は高い。川は長い。", "Wordwithoutanyspa", "ces."]
     rows = ["river | length", "Aru | 120 km", "Veil | 80 km"]
     overlapping = ["alpha beta", "beta gamma", "gamma delta", "delta epsilon"]  # by whole words
@@ -208,9 +208,6 @@ def test_a_text_is_cut_between_paragraphs_sentences_words_and_then_letters():
     ):
         found = chunk_documents([Document(text)], max_chars=size, overlap=overlap)
         assert [each.text for each in found] == expected
-
-
-def test_impossible_sizes_are_refused():
     for options, message in (
         *(({"max_chars": m, "overlap": o}, "expected max_chars >= 1") for m, o in ((0, 0), (10, 10), (10, -1))),
         *(({"max_chars": each}, "max_chars: expected a whole number") for each in ("10", None, 10.5)),
