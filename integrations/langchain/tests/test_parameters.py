@@ -245,8 +245,6 @@ OF_A_CALL = {
     "stop": [1, [3], math.nan, object()],
     "model": [3, "no/such-model", b"x"],
     **{name: ["x"] for name in ("temperature", "top_p", "top_k", "seed", "num_beams", "no_such_option")},  # the core's
-}
-OF_A_CHAT = {
     "top_logprobs": [-1, "x", 1.5],
     "template_kwargs": [3, "x", [1], {"no_such_variable": 1}],
     "tools": [1, "x", [3], {"a": 1}],
@@ -255,14 +253,14 @@ OF_A_CHAT = {
 }
 
 
-@pytest.mark.parametrize("name", [*OF_A_CALL, *OF_A_CHAT])
-def test_keywords_of_a_call_are_refused(lm, name):
-    for kind in (ChatInvariant,) if name in OF_A_CHAT else (ChatInvariant, InvariantLLM):
-        model = kind(model=lm, max_tokens=2)
-        for value in {**OF_A_CALL, **OF_A_CHAT}[name]:
-            for ask in (model.invoke, lambda *asked, bound=model, **how: list(bound.stream(*asked, **how))):
-                with pytest.raises((errors.InvariantRAGError, ValidationError)):  # pydantic's: of a changed field
-                    ask(QUESTION, **{name: value})
+@both
+@pytest.mark.parametrize("name", OF_A_CALL)
+def test_keywords_of_a_call_are_refused(lm, kind, name):
+    model = kind(model=lm, max_tokens=2)
+    for value in OF_A_CALL[name]:
+        for ask in (model.invoke, lambda *asked, **how: list(model.stream(*asked, **how))):
+            with pytest.raises((errors.InvariantRAGError, ValidationError)):  # pydantic's: of a changed field
+                ask(QUESTION, **{name: value})
 
 
 WITHOUT_CONTEXT = ChatPromptTemplate.from_template("{x}")
