@@ -433,9 +433,6 @@ def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, most
         assert found["invoke"] == said(local), "a server answers as a model in memory"
 
 
-# --- among other calls ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("micro_batching", [False, True])
 @both
 @pytest.mark.parametrize("way", ["invoke", "stream"])
