@@ -24,7 +24,7 @@ HOURS ?= 0
 LOWEST_VENV ?= .venv-lowest
 LOWEST_TESTS ?= tests/test_package.py tests/laws/test_contract.py::test_logits_and_greedy_tokens_equal_the_published_code \
   tests/laws/test_contract.py::test_logits_and_greedy_tokens_are_those_of_the_published_functions \
-  tests/laws/test_invariance.py::test_every_permutation_of_four_segments_gives_the_same_bits \
+  tests/laws/test_contract.py::test_every_permutation_of_four_segments_gives_the_same_bits \
   tests/generation/test_model.py tests/rag/test_retrieval.py tests/rag/test_documents.py \
   tests/models/test_models.py::test_an_embedder_comes_from_the_cache_the_wheel_or_the_hub \
   tests/models/test_models.py::test_a_folder_is_loaded_as_it_is_or_refused_by_its_name \
