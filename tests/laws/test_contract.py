@@ -1,7 +1,7 @@
 """The laws of every method: invariance, the kit that method authors use, the published code, decoding, threads.
 
-Law 5: the published implementations of five methods, on a random Llama, in float32. The exceptions of `guarantees.toml` are
-tests too, so that none outlives its reason.
+Law 5: the published implementations of five methods, on a random Llama, in float32. Exceptions of `guarantees.toml` are
+tests, too, so that none outlives its reason.
 """
 
 import copy
@@ -49,14 +49,10 @@ def test_a_fair_method_ignores_the_ordering_and_no_other_does(method):
     assert largest <= rounding(lm.logits, prompt) if METHODS[method].fair else largest > 1e-1
 
 
-def test_wrapping_twice_probes_once(llama):
-    assert InvariantModel(llama).prefiller.shared is InvariantModel(llama, method="pine").prefiller.shared
-
-
-@pytest.mark.parametrize(("kind", "valid"), [("method", "rotor"), ("ordering", "lexical"), ("backend", "sdpa")])
-def test_an_unknown_name_is_refused_with_the_valid_ones(kind, valid, llama):
-    with pytest.raises(ValueError, match=f"choose from.*'{valid}'"):
-        InvariantModel(llama, **{kind: "nonsense"})
+def test_an_unknown_name_is_refused_with_the_valid_ones(llama):
+    for kind, valid in (("method", "rotor"), ("ordering", "lexical"), ("backend", "sdpa")):
+        with pytest.raises(ValueError, match=f"choose from.*'{valid}'"):
+            InvariantModel(llama, **{kind: "nonsense"})
     for parameters in ((0.0, 0.9), (0.9, -1.0)):
         with pytest.raises(InvalidChoice, match="above 0"):
             APE(*parameters)
@@ -265,7 +261,7 @@ def logprobs_of(lm, prompt, tokens):
 
 
 @in_parallel
-def test_log_probabilities_and_scores_are_those_of_the_logits(lm):
+def test_log_probabilities_and_scores_are_those_of_the_logits_and_a_seed_gives_one_text_in_every_order(lm):
     tokens = lm.generate(PROMPTS[0], max_new_tokens=5).token_ids
     assert_computes(logprobs_of(lm, PROMPTS[0], tokens), lm.generate, PROMPTS[0], max_new_tokens=5)
     prompt, candidates = PROMPTS[2], [(5,), (6, 7, 8), (9, 9)]
@@ -273,6 +269,9 @@ def test_log_probabilities_and_scores_are_those_of_the_logits(lm):
     scores = assert_computes(expected, lm.score, prompt, candidates)
     assert lm.score(prompt.shuffled(random.Random(0)), candidates) == scores
     assert lm.score(prompt, []) == []
+    options = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 8}
+    one, other = (lm.generate(prompt, seed=seed, **options).token_ids for seed in (3, 4))
+    assert lm.generate(prompt.shuffled(random.Random(0)), seed=3, **options).token_ids == one != other
 
 
 @in_parallel
@@ -290,13 +289,6 @@ def test_beams_equal_beams_over_full_recomputation_alone_and_in_a_batch(lm):
     assert [(each.token_ids, each.order) for each in batch] == [(each.token_ids, each.order) for each in single]
     config = GenerationConfig(do_sample=False, num_beams=2, num_return_sequences=2, pad_token_id=0)
     assert len(lm.generate(PROMPTS[0], max_new_tokens=3, generation_config=config)) == 2
-
-
-def test_sampling_with_a_seed_repeats_itself_in_every_order(lm):
-    options = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 8, "seed": 3}
-    one = lm.generate(PROMPTS[0], **options)
-    assert lm.generate(PROMPTS[0].shuffled(random.Random(0)), **options).token_ids == one.token_ids
-    assert lm.generate(PROMPTS[0], **{**options, "seed": 4}).token_ids != one.token_ids
 
 
 def test_logits_processors_see_the_prompt_in_physical_order(lm):
@@ -353,6 +345,7 @@ def test_text_needs_a_tokenizer_and_a_continuation_needs_a_suffix(llama, model):
 def test_other_threads_keep_the_plain_model_while_ours_is_at_work(llama):
     """One model object serves plain and invariant calls at the same time."""
     lm, prompt = InvariantModel(llama, method="pine"), PROMPTS[0]
+    assert lm.prefiller.shared is InvariantModel(llama).prefiller.shared, "wrapping twice probes once"
     calls = {"plain": lambda: plain_logits(llama, prompt), "ours": lambda: lm.logits(prompt)}
     expected = {name: call() for name, call in calls.items()}
 
