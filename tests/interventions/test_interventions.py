@@ -391,7 +391,7 @@ def test_dimensions_are_ranked_as_by_the_published_code(layers, seed, ranked):
     assert positional_dimensions(values) == ranked
 
 
-def test_random_texts_have_the_published_characters_and_uuid_examples_are_chat_prompts_that_ask_at_the_quarters(
+def test_random_texts_have_the_published_characters_and_uuid_examples_ask_at_the_quarters_in_the_chat_template(
     tokenizer,
 ):
     texts = search.random_texts(tokenizer, 300, 3)
