@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from invariant_rag.checks import check_number
+from invariant_rag.citation_labels import Labels, labels_of
 from invariant_rag.errors import InvalidSegment, UnsupportedCombination
-from invariant_rag.labels import Labels, labels_of
 from invariant_rag.orderings import Candidate, Ordering, resolve_ordering
 from invariant_rag.prompts import Turn, recognize
 from invariant_rag.prompts.turns import merge_texts

@@ -41,7 +41,7 @@ EVENTS = [
     {"Q": "Reorder. I. a II. b III. c", "A": "II,I,III", "type": "timeline_reorder"},
     {"Q": "Other?", "A": "x", "type": "computation"},
 ]
-SAMPLES = {
+SAMPLES = {  # records of each benchmark
     "lost-in-the-middle": [{**record, "ctxs": [*NOISE, *record["ctxs"]]} for record in ORACLE],
     "key-value": [{"ordered_kv_records": PAIRS, "key": f"key{place}", "value": f"value{place}"} for place in (1, 4)],
     "mmlu": [
@@ -69,16 +69,14 @@ SAMPLES = {
         {"context": "abc def", "question": "Order I. II.", "answer": "II, I", "task": "timeline_reorder"},
     ],
 }
-"""Records of each benchmark."""
-SETTINGS = {
+SETTINGS = {  # that fit them
     "lost-in-the-middle": {"documents": 10},
     "key-value": {"keys": 6},
     "two-wiki": {"chunk": 4},
     "timeline": {"chunk": 8},
     "longbench": {"chunk": 8, "tasks": "qasper"},
 }
-"""Settings that fit them."""
-FILES = {
+FILES = {  # records by the names that the loaders ask for
     "nq-open-10_total_documents_gold_at_0.jsonl.gz": SAMPLES["lost-in-the-middle"],
     "nq-open-oracle.jsonl.gz": ORACLE,
     "printed.jsonl": [{"input": each, "output": "v"} for each in ("Extract the value. JSON data: {}", PRINTED)],
@@ -95,7 +93,6 @@ FILES = {
     "shortdep_qa.jsonl": ["none of ours"],
     "longdep_qa.jsonl": SAMPLES["timeline"],
 }
-"""Records by the names that the loaders ask for."""
 
 
 def records(scores, metric="accuracy", answers=(), **more):
@@ -123,13 +120,12 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     with zipfile.ZipFile(folder / "data.zip", "w") as archive:
         for name, records in FILES.items():
-            path = folder / name
-            if path.suffix == ".json":
-                path.write_text(json.dumps(records, indent=1), encoding="utf-8")
-            elif path.suffix == ".parquet":
+            path, lines = folder / name, "".join(json.dumps(record) + "\n" for record in records).encode()
+            if path.suffix == ".parquet":
                 parquet.write_table(Table.from_pylist(records), path)
+            elif path.suffix == ".json":
+                path.write_text(json.dumps(records, indent=1))
             else:
-                lines = "".join(json.dumps(record) + "\n" for record in records).encode()
                 path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
             archive.write(path, f"data/{name}")
     return folder

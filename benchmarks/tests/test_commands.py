@@ -1,6 +1,7 @@
 """Claims about `invariant-rag bench` and `invariant-rag reproduce`, asked through typer's runner with a tiny model.
 
-Of the speed benchmark: what it measures is there, and ratios are of the same run. Nothing here judges a time.
+Of the speed benchmark: what it measures is there, and ratios are of the same run. Nothing here judges a time. The
+tables of the papers are checked against each other, and measured again.
 """
 
 import json
@@ -9,6 +10,7 @@ import runpy
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 
@@ -19,15 +21,23 @@ from invariant_rag import InvariantModel
 from invariant_rag.checks import MOST_CALLS
 from invariant_rag.cli import app
 from invariant_rag.errors import InvariantRAGError
-from invariant_rag.interventions import INTERVENTIONS
+from invariant_rag.interventions import INTERVENTIONS, HiddenScaling
 from invariant_rag.methods import METHODS
+from scipy.stats import t as student
+from scipy.stats import ttest_rel
 from typer.core import TyperOption
 from typer.testing import CliRunner
 
-from invariant_rag_benchmarks import BENCHMARKS, config, speed
+from invariant_rag_benchmarks import BENCHMARKS, Case, config, speed
+from invariant_rag_benchmarks import published_tables as tables
 from invariant_rag_benchmarks.commands import bench, reproduce
 from invariant_rag_benchmarks.config import BenchmarkConfig, ServingConfig, SpeedConfig
-from invariant_rag_benchmarks.published_tables import published_tables
+from invariant_rag_benchmarks.tasks.judging import SECTIONS
+
+from .conftest import records
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
 
 
 def invoke(*arguments):
@@ -46,12 +56,11 @@ def fixed(lm, files, tmp_path_factory):
 def test_every_benchmark_is_a_listed_command_that_names_its_settings():
     rows = json.loads(invoke("bench", "list", "--json").stdout)
     assert [row["benchmark"] for row in rows] == list(BENCHMARKS)
-    assert invoke("bench", "list").exit_code == 0
-    assert [row["table"] for row in json.loads(invoke("reproduce", "--json").stdout)] == list(published_tables())
-    for name, benchmark in BENCHMARKS.items():
-        result = invoke("bench", name, "--help")
+    assert [row["table"] for row in json.loads(invoke("reproduce", "--json").stdout)] == list(tables.published_tables())
+    for name, benchmark in {"list": None, **BENCHMARKS}.items():
+        result = invoke("bench", name, *(["--help"] if benchmark else []))
         assert result.exit_code == 0, result.output
-        assert all(f"{setting}=" in result.output for setting in benchmark.settings.model_fields)
+        assert benchmark is None or all(f"{each}=" in result.output for each in benchmark.settings.model_fields)
 
 
 def test_bench_prints_figures_or_json_says_if_a_toy_answered_and_overwrites_no_run(fixed, tmp_path, monkeypatch):
@@ -70,13 +79,12 @@ def test_bench_prints_figures_or_json_says_if_a_toy_answered_and_overwrites_no_r
     assert "--resume" in refused(*command)
 
 
-REPRODUCED = {
+REPRODUCED = {  # rows, how many lines have them, and what else is said
     "rotor-table-10 --row RoToR": ("| RoToR |", 6, "| RoToR | 30 triples, Acc. | 31.8 | 0.0 (0.0 to 79.3) | -31.8 |"),
     "pine-table-2 --ensemble permutation-average": ("| permutation |", 6, "Section 4.2"),
     "pine-table-2 --ensemble context-experts": ("| context-experts | Full, gold first |  |", 1, "Section 4.2"),
     "rotor-table-8": ("| Original | t-statistic | 3.71 | not measured |", 1, "Not measured: the nine pairs are those"),
 }
-"""Rows, how many lines have them, and what else is said."""
 
 
 @pytest.mark.parametrize("command", REPRODUCED)
@@ -94,23 +102,21 @@ def test_reproduce_measures_the_rows_that_were_chosen_and_says_what_it_does_not_
 def refused(*arguments):
     """One red line says what is wrong, with exit code 2, before any work."""
     result = invoke(*arguments)
-    assert isinstance(result.exception, SystemExit), (arguments, result.exception)
-    assert result.exit_code == 2, (arguments, result.output)
+    assert (type(result.exception), result.exit_code) == (SystemExit, 2), (arguments, result.output)
     return result.stderr
 
 
 def test_what_is_no_whole_number_is_refused_by_name(tmp_path, monkeypatch):
     """Every option of every command; benchmarks share theirs, so one of them stands for all."""
     monkeypatch.chdir(tmp_path)
-    group = typer.main.get_command(bench.app)
-    commands = {("bench", name): group.commands[name] for name in ("xquad", "list", "speed", "vllm")}
-    commands["reproduce",] = typer.main.get_command(reproduce.app)
-    options = [(path, each) for path, command in commands.items() for each in command.params]
-    typed = [(path, each) for path, each in options if isinstance(each, TyperOption)]
-    numbers = [(path, each.opts[0]) for path, each in typed if "int" in str(each.type_descriptor.annotation)]
+    group = typer.main.get_command(bench.app).commands
+    commands = {f"bench {name}": group[name] for name in ("xquad", "list", "speed", "vllm")}
+    commands["reproduce"] = typer.main.get_command(reproduce.app)
+    typed = [(path, each) for path, command in commands.items() for each in command.params if type(each) is TyperOption]
+    numbers = [f"{path} {each.opts[0]}" for path, each in typed if "int" in str(each.type_descriptor.annotation)]
     assert len(numbers) == 20
-    for (path, flag), value in product(numbers, ("nan", "-1")):
-        refused(*path, f"{flag}={value}")
+    for number, value in product(numbers, ("nan", "-1")):
+        assert number.split()[-1] in refused(*f"{number}={value}".split())
     for flag in ("--layers", "--repeats"):
         assert str(MOST_CALLS) in refused("bench", "speed", f"{flag}={1 << 70}")
 
@@ -177,8 +183,8 @@ def test_what_is_wrong_is_said_and_the_tab_key_completes_methods_and_tables_befo
     commands = [[word.format(files=files, empty=tmp_path) for word in each.split()] for each, _ in BEFORE_TORCH]
     arguments = [sys.executable, "-c", IN_A_FRESH_PROCESS, json.dumps(commands)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=tmp_path)
-    tables = " ".join(name for name in published_tables() if name.startswith("pine"))
-    completed = {**dict.fromkeys((*BENCHMARKS, "speed", "vllm"), "rotor"), "reproduce": tables}
+    of_pine = " ".join(name for name in tables.published_tables() if name.startswith("pine"))
+    completed = {**dict.fromkeys((*BENCHMARKS, "speed", "vllm"), "rotor"), "reproduce": of_pine}
     assert dict(line.partition(" ")[::2] for line in done.stdout.splitlines()) == completed, "and nothing else"
     told = done.stderr.split("= 2\n")
     assert (len(told), told.pop()) == (len(BEFORE_TORCH) + 1, "")
@@ -223,7 +229,7 @@ def test_the_command_writes_a_table_and_json(tmp_path):
     assert "120 tokens in 3 segments, 120 tokens in 5 segments, shape tiny" in result.stderr.splitlines()[0]
     assert "rotor, warm set" in result.output
     measured = json.loads((tmp_path / "speed.json").read_text())
-    script = runpy.run_path(str(Path(__file__).parents[2] / "cookbook" / "costs" / "gpu.py"))
+    script = runpy.run_path(str(ROOT / "cookbook" / "costs" / "gpu.py"))
     assert [each["setting"]["segments"] for each in measured] == [3, 5]
     for each in measured:
         plain, *others = each["rows"]
@@ -269,7 +275,7 @@ def test_every_method_is_measured_unless_some_are_named_and_a_device_that_is_not
     assert all(name in refused(*words, "--device", name) for name in ("abacus", "auto"))
 
 
-def test_every_system_is_asked_in_every_round_and_tenants_are_new(lm):
+def test_every_system_is_asked_in_every_round_about_each_set_in_other_orders_and_tenants_are_new(lm):
     tenants = []
 
     def connect(tenant):
@@ -285,14 +291,9 @@ def test_every_system_is_asked_in_every_round_and_tenants_are_new(lm):
     assert all(len(times) == 2 and min(times) > 0 for each in asked.values() for times in each.values())
     assert len(set(tenants)) == len(tenants) == 9
     assert (measured["setting"]["rounds"], len(measured["ratios"])) == (2, 8)
-
-
-def test_requests_of_a_round_ask_about_each_set_in_other_orders():
-    lm = InvariantModel.from_pretrained()
     made = speed.prompts(lm, ServingConfig(questions=(4,), requests=8, segments=4, words=20), 4, seed=1)
     orders = {tuple(each.text for each in prompt.segments) for prompt in made}
-    assert len({frozenset(order) for order in orders}) == 2
-    assert len(made) == 8
+    assert (len(made), len({frozenset(order) for order in orders})) == (8, 2)
     assert len(orders) > 4
     assert {len(text.split()) for order in orders for text in order} == {7 + 20}
 
@@ -311,3 +312,186 @@ def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_one_in_the
     cold, warm = speed.ratios(rows)
     assert (cold["state"], cold["throughput"], cold["first token"]) == ("cold", (1, 0.5, 2), (0.5, 0.25, 0.5))
     assert (warm["state"], warm["throughput"], warm["first token"]) == ("warm", (1, 0.5, 1), (1, 1, 2))
+
+
+def row_of(table, model, name):
+    """A row of a table, and its cells by the names of columns."""
+    (row,) = [each for each in tables.resolve_table(table).rows_of(model) if each.name == name]
+    return row, dict(zip((each.label for each in tables.resolve_table(table).columns), row.values, strict=True))
+
+
+@pytest.mark.parametrize("name", tables.published_tables())
+def test_every_column_and_row_is_measured_with_what_we_have_or_the_note_says_why_not(name):
+    table = tables.resolve_table(name)
+    columns = [each for each in table.columns if each.metric]
+    rows = [each for each in table.rows if each.setup is not None]
+    assert (columns, rows) == ([*table.columns], [*table.rows]) or "not measured" in table.note.lower()
+    assert table.columns
+    for column in columns:
+        benchmark = BENCHMARKS[column.benchmark]
+        assert benchmark.parse_settings(column.settings)
+        case = Case("q", "0123", "", (), "", ("0",), candidates=(" A", " B", " C", " D"), group="qasper")
+        metrics = benchmark.score(case, " A").scores.keys() | {"routed", "perplexity", "collisions"}
+        assert column.metric.startswith("figure: ") or column.metric.removeprefix("deviation: ") in metrics
+    assert all(any(each is not None for each in row.values) for row in table.rows)
+    for row in rows:
+        BenchmarkConfig("mmlu", **asdict(row.setup))  # which refuses what has no such name
+        assert row.setup.intervention != "hidden-scaling" or HiddenScaling.published(row.model)
+
+
+def test_the_t_tests_of_rotor_follow_from_its_table_of_scores():
+    """But for a factor: the paper divides the variance of nine differences by nine, a t-test by eight."""
+    scores, published = tables.resolve_table("rotor-table-7"), tables.resolve_table("rotor-table-8")
+    for name, row in zip(("Original Model", "RoToR-lexical"), published.rows, strict=True):
+        values = [row.values for row in scores.rows if row.name.removesuffix(" + S.R.") == name]
+        pairs = [pair for each in values for pair in zip(each[::2], each[1::2], strict=True) if None not in pair]
+        before, after = zip(*pairs, strict=True)
+        test = ttest_rel(before, after)
+        freedom, difference, t, critical = row.values
+        assert (test.df, len(pairs)) == (freedom, 9)
+        assert sum(before) / 9 - sum(after) / 9 == pytest.approx(difference, abs=0.005)
+        assert student.ppf(0.975, test.df) == pytest.approx(critical, abs=0.0005)
+        assert test.statistic * (9 / 8) ** 0.5 == pytest.approx(t, abs=0.005)
+        assert (test.pvalue < 0.05) == (t > critical) == (name == "Original Model")
+
+
+def test_the_scores_of_rotor_before_and_after_shuffling_and_its_margin_are_those_of_its_main_tables():
+    names = {"Original Model": "Original", "RoToR-lexical": "RoToR"}
+    for row in tables.resolve_table("rotor-table-7").rows:
+        if row.name in names:
+            _, main = row_of("rotor-table-2", row.model, names[row.name])
+            labels = [f"{count} triples, {order}, F1" for count in (30, 50) for order in ("initial", "shuffled")]
+            assert list(row.values[:4]) == [main[label] for label in labels]
+        if row.values[4] is not None:
+            name = "Orig." if row.name == "Original Model" else "RoToR + S.R."
+            mean, _ = row_of("rotor-table-3", row.model, name)
+            assert row.values[4:] == (mean.values[0], mean.values[2])
+    margin = next(row for row in tables.resolve_table("rotor-table-6").rows if row.name == "ours-lexical, 0.2")
+    routed, _ = row_of("rotor-table-3", margin.model, "RoToR + S.R.")
+    assert (margin.setup, margin.values[1]) == (routed.setup, routed.values[0])
+
+
+@pytest.mark.parametrize(
+    "row", tables.resolve_table("pine-tables-7-15").rows, ids=lambda row: f"{row.model}, {row.name}"
+)
+def test_the_subsets_of_reward_bench_average_to_the_published_sections(row):
+    """With RewardBench's weights; every cell is rounded to 0.1. The paper has another run in one of its columns."""
+    tolerance = 0.65 if (row.model, row.name) == ("meta-llama/Meta-Llama-3-8B-Instruct", "PINE") else 0.11
+    _, published = row_of("pine-table-5", row.model, row.name)
+    _, cells = row_of("pine-tables-7-15", row.model, row.name)
+    for name, weights in SECTIONS.items():
+        mean = sum(cells[subset] * weight for subset, weight in weights.items()) / sum(weights.values())
+        expected = published[f"{name}, shuffled"]
+        assert expected is None or mean == pytest.approx(expected, abs=tolerance), name
+
+
+def test_the_flips_of_a_model_average_to_its_last_column():
+    rows = tables.resolve_table("pine-table-4").rows
+    for *sections, full in (row.values for row in rows if None not in row.values):
+        assert sum(sections) / 4 == pytest.approx(full, abs=0.1)
+    (cells,) = [row.values for row in rows if row.model == "Qwen/Qwen1.5-72B-Chat"]
+    assert cells == (None, None, 9.6, 24.7, 17.0)
+
+
+def test_cells_are_read_from_the_records_of_a_run():
+    def column(metric, **more):
+        return tables.PublishedColumn("", "mmlu", metric, {}, **more)
+
+    asked = records({"0123": [1, 1], "a": [1, 1], "b": [1, 0], "c": [0, 0]})
+    found = column("deviation: accuracy", exclude_variants=("0123",)).read(asked)
+    assert found.value == pytest.approx(((0.5**2 + 0 + 0.5**2) / 3) ** 0.5)
+    assert column("accuracy", variants=("z",)).read(asked) is None
+    assert column("perplexity").read(asked) is None
+    assert column("perplexity").read(records({"a": [1]}, perplexity=3.5)).value == 3.5
+    routed = [
+        *records({"a": [0, 0]}, branch="plain", rejected={"scores": {"accuracy": 1.0}}),
+        *records({"b": [1, 0]}, branch="invariant", rejected={"scores": {"accuracy": 0.0}}),
+    ]
+    assert column("accuracy").read(routed).value == 0.25
+    assert column("accuracy").read(routed, oracle=True).value == 0.75  # the better of two branches
+    assert column("routed").read(routed).value == 0.5
+    mean = tables.resolve_table("rotor-table-3").columns[2]  # the others of MMLU are all orders but the first
+    chosen = mean.select({"variant": variant, "group": ""} for variant in ("0123", "0132", "3210"))
+    assert [record["variant"] for record in chosen] == ["0132", "3210"]
+
+
+HIDDEN = [("sequential", None, None), ("sequential", None, "hidden-scaling")]
+ROUTED = [("rotor", None, None), ("rotor", 0.2, None)]
+METHODS_OF_ROTOR = [(each, None, None) for each in ("sequential", "pine", "rotor", "rotor")]
+LOST = "lost-in-the-middle"
+PLANS = [
+    # The oracle shares the run of the routed row.
+    ("rotor-table-3: RoToR|RoToR + S.R.|RoToR + S.R. (Oracle)", "Qwen/Qwen1.5-4B-Chat", ROUTED, ["mmlu"]),
+    # MPT has its published scaling.
+    ("hidden-scaling-table-1", "mosaicml/mpt-30b-chat", HIDDEN, [LOST, "key-value"]),
+    # One run for each method and number of documents.
+    ("rotor-table-1", "meta-llama/Llama-3.1-70B-Instruct", METHODS_OF_ROTOR, [LOST, LOST]),
+]
+
+
+@pytest.mark.parametrize(("table", "model", "setups", "benchmarks"), PLANS)
+def test_a_table_takes_one_run_per_setup_and_setting(table, model, setups, benchmarks):
+    name, _, names = table.partition(": ")
+    chosen = tables.resolve_table(name)
+    rows = tables.rows_to_measure(chosen, model, names.split("|") if names else [])
+    wanted = list(tables.configs_to_run(rows, chosen.columns, BenchmarkConfig("mmlu")).values())
+    found = [((each.method, each.alpha, each.intervention), each.benchmark) for each in wanted]
+    assert found == [*product(setups, benchmarks)]
+    assert len({(each.benchmark, each.method, each.ordering, each.alpha, str(each.settings)) for each in wanted}) >= 2
+
+
+def test_a_table_is_measured_cell_by_cell(files, lm, tmp_path):
+    table = tables.resolve_table("pine-table-2")
+    unknown = tables.rows_to_measure(table, None)  # every method, and no published number
+    assert [row.name for row in unknown] == ["NIA", "PCW", "SP", "PINE", "permutation"]
+    assert all(value is None for row in unknown for value in row.values)
+    base = BenchmarkConfig("reward-bench", data=files, max_new_tokens=3)
+    found = tables.reproduce(table, base, tmp_path, names=["PCW", "PINE", "permutation"], model=lm)
+    cells = [(each.row, each.column) for each in found]
+    assert cells[:2] == [("PCW", "Full, gold first"), ("PCW", "Full, gold second")]
+    assert all(each.ours == 50 and each.published is None for each in found)  # it gives no verdict
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(files, lm, tmp_path):
+    parameters = tmp_path / "found.json"
+    HiddenScaling(3, -1.0, [1]).save(parameters)
+    table = tables.resolve_table("hidden-scaling-table-4")
+    base = BenchmarkConfig("mmlu", data=files, limit=1, overflow="trim_segments", intervention=str(parameters))
+    rows = tuple(replace(row, values=row.values[:1]) for row in table.rows)
+    found = tables.reproduce(replace(table, columns=table.columns[:1], rows=rows), base, tmp_path / "runs", model=lm)
+    assert [each.row for each in found] == ["w/ Ours"]
+    assert found[0].ours is not None
+    (config,) = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/config.json")]
+    assert config["intervention"].items() >= {"dimensions": [3], "factor": -1.0, "layers": [1]}.items()
+
+
+@pytest.mark.parametrize(
+    ("model", "rotor", "said"),
+    [
+        ("Llama-3.1-8B-Instruct", "RoToR-lexical", "accuracy {} plain, {} PINE, **{}** RoToR"),
+        ("Qwen1.5-4B-Chat", "RoToR", "Qwen1.5-4B-Chat loses: {}, {}, {}"),
+    ],
+)
+def test_the_published_figures_of_the_readme_are_those_of_the_paper(model, rotor, said):
+    rows = [row_of("rotor-table-1", model, name)[1] for name in ("Original", "PINE", rotor)]
+    chosen = [[value for label, value in cells.items() if label.startswith("30 documents")] for cells in rows]
+    assert said.format(*(f"{sum(values) / len(values):.1f}" for values in chosen)) in README
+
+
+def test_the_page_of_the_effect_and_the_line_of_the_demo_are_written_from_the_figures_stored_beside_them():
+    """They say what was measured, and when, and nothing else."""
+    folder = ROOT / "cookbook" / "effect"
+    measured, page = json.loads((folder / "effect.json").read_text("utf-8")), runpy.run_path(str(folder / "page.py"))
+    published = page["published_slots"](measured["documents"])
+    assert page["describe"](measured, published) == (folder / "README.md").read_text("utf-8")
+    assert published["Qwen1.5-7B-Chat"]["plain"] == [73.1, 58.6, 55.8, 53.3, 53.2, 52.5, 57.5]
+    line = [sys.executable, str(folder / "page.py"), "--line"]
+    said = subprocess.run(line, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert f"{measured['questions']} questions" in said
+    assert f"measured on {measured['date']}, not just now" in said
+    plain, rotor = (measured["readers"][name] for name in ("plain model", "RoToR"))
+    flips = plain["flips"]
+    assert f"plain model {100 * flips['value']:.1f} ({100 * flips['low']:.1f} to" in said
+    assert f"**{100 * flips['value']:.1f}%** plain, **{100 * rotor['flips']['value']:.0f}** RoToR" in README
+    assert f"accuracy {100 * plain['mean']['value']:.1f} and {100 * rotor['mean']['value']:.1f}%" in README

@@ -19,8 +19,7 @@ from invariant_rag_benchmarks.published_tables import resolve_table
 from .conftest import ORACLE, SAMPLES
 
 LOST = "lost-in-the-middle"
-LETTERED = {"mmlu": 0, "reward-bench": 25, "llmbar": 25}
-"""Where the letter of a segment is, which follows the place."""
+LETTERED = {"mmlu": 0, "reward-bench": 25, "llmbar": 25}  # where the letter of a segment is, which follows the place
 
 
 def by_question(cases):
@@ -48,6 +47,7 @@ def test_the_cases_of_a_question_are_the_same_segments_in_other_orders_written_a
 
 PRINTED, KEPT = {"source": "printed.jsonl", "documents": 3, "slots": "all"}, {"keys": 3, "file_keys": 6}
 PINE = "^Write a high-quality one-sentence answer for the given question using only the provided search results (so"
+# What is in the first prompt with a variant: bars are around the segments, `^` is its beginning, `$` its end.
 WRITTEN = [
     (LOST, {}, "0", "irrelevant).\n|\n[Document Title: Tann] ann is here.|\n[Document Title: D0] noise 0|"),
     (LOST, {"index": True}, "0", "|\nDocument [1](Title: Tann) ann is here.|\nDocument [2](Title: D0) noise 0|\n"),
@@ -76,7 +76,6 @@ WRITTEN = [
     ("longbench", {"tasks": "multifieldqa_en"}, "initial", "Question: Who?\nAnswer:$"),
     ("longbench", {"tasks": "trec"}, "initial", "|abc|\nQ: x$"),
 ]
-"""What is in the first prompt with a variant: bars are around the segments, `^` is its beginning, `$` its end."""
 
 
 @pytest.mark.parametrize(("name", "settings", "variant", "expected"), WRITTEN)
@@ -121,11 +120,9 @@ def test_what_else_is_in_a_case(load):
     assert BENCHMARKS["longbench"].parse_settings({}).tasks == "single-doc"
     for case in load("mmlu"):  # an option counts whatever its letter
         scored = [BENCHMARKS["mmlu"].score(case, letter) for letter in case.candidates]
-        gold, options = (
-            "wxyzwx"[int(case.question)],
-            [re.fullmatch(r"[A-D]\. (.)\n", each)[1] for each in case.segments],
-        )
-        assert [each.scores for each in scored] == [{"accuracy": float(option == gold)} for option in options]
+        options = [re.fullmatch(r"[A-D]\. (.)\n", each)[1] for each in case.segments]
+        right = [float(option == "wxyzwx"[int(case.question)]) for option in options]
+        assert [each.scores for each in scored] == [{"accuracy": each} for each in right]
         assert [each.answer for each in scored] == [str("wxyz".index(option)) for option in options]
     (_, *shuffles), (nothing, *_) = by_question(load("mintaka"))
     assert len({case.segments for case in shuffles}) == 3
@@ -144,27 +141,23 @@ def test_what_else_is_in_a_case(load):
     assert single == {"qasper", "multifieldqa_en", "narrativeqa"}
 
 
-def test_settings_are_read_from_words_and_chunks_need_a_tokenizer(files):
+def test_settings_are_read_from_words_a_limit_contains_every_smaller_one_and_chunks_need_a_tokenizer(load, files):
     benchmark, chunked = BENCHMARKS[LOST], BENCHMARKS["two-wiki"]
     assert benchmark.parse_settings({"documents": "30", "index": "yes"}) == benchmark.settings(documents=30, index=True)
+    ids = [{case.id for case in load("mmlu", questions=limit, orders="0,23")} for limit in range(1, 7)]
+    assert all(few < more for few, more in pairwise(ids))
     with pytest.raises(TokenizerRequired):
         chunked.load(DataSource(files), chunked.settings(), Selection())
 
 
-def test_a_larger_limit_contains_every_smaller_one(load):
-    ids = [{case.id for case in load("mmlu", questions=limit, orders="0,23")} for limit in range(1, 7)]
-    assert all(few < more for few, more in pairwise(ids))
-
-
 CONDITIONS = ["Ann has 3 pens.", "She buys 4.", "Bo gives 2.", "He takes 1."]
 PROBLEM = {"question": f"{' '.join(CONDITIONS)} How many?", "interchangeable": CONDITIONS, "answer": 8}
-DRAWN = {
+DRAWN = {  # what is drawn, and the records of which each is asked twice
     "the sample": ("mmlu", {"questions": 3, "orders": "0"}, ()),
     "distractors": (LOST, {"documents": 3, "slots": "0"}, ORACLE),
     "pairs": ("key-value", {"keys": "3", "make": "3", "slots": "0"}, ()),
     "orders of conditions": ("r-gsm", {}, [PROBLEM]),
 }
-"""What is drawn, and the records of which each is asked twice."""
 
 
 @pytest.mark.parametrize(("name", "settings", "records"), DRAWN.values(), ids=DRAWN)

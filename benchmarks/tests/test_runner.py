@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from invariant_rag import InvariantModel, Prompt
+from invariant_rag.audit.calls import no_progress
 from invariant_rag.audit.statistics import exact_upper_bound, wilson_interval
 from invariant_rag.ensembles import PermutationAverage, RingAverage, SelfConsistency
 from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
@@ -66,8 +67,7 @@ from .conftest import SETTINGS, records
         ("reward-bench", ("B",), 'I say "[[A]]" or "[[B]]".\nA is short, [[A]]?\nVerdict: [[B]]', {"accuracy": 1}),
         ("reward-bench", ("A",), "Both are fine. [[A]]", {"accuracy": 1}),
         ("reward-bench", ("B",), "[[A]]", {"accuracy": 0}),
-        ("llmbar", ("A",), "[[A]] or [[B]]", {"accuracy": 0.5}),
-        ("llmbar", ("A",), "Neither.", {"accuracy": 0.5}),
+        *(("llmbar", ("A",), output, {"accuracy": 0.5}) for output in ("[[A]] or [[B]]", "Neither.")),
         ("longbench: qasper", ("no", "a big town"), "Big city", {"score": 0.5}),
         ("longbench: triviaqa", ("Rome",), "\nRome\nQuestion: more", {"score": 1}),
         ("longbench: passage_retrieval_en", ("Paragraph 7",), "Paragraph 7, not 3", {"score": 0.5}),
@@ -100,28 +100,22 @@ def test_rouge_and_edit_similarity_are_those_of_the_packages(prediction, gold, r
     assert edit_similarity(prediction, gold) == edits
 
 
-def test_the_groups_of_longbench_weigh_their_tasks_alike():
-    def figures(scores):
-        asked = [record for task, value in scores for record in records({"initial": [value]}, "score", group=task)]
-        return BENCHMARKS["longbench"].figures(asked)
+def test_groups_of_longbench_weigh_their_tasks_alike_and_sections_of_reward_bench_their_subsets_as_it_does():
+    def figures(name, metric, *judged):
+        asked = [record for group, scores in judged for record in records(scores, metric, group=group)]
+        return BENCHMARKS[name].figures(asked)
 
     asked = [("qasper", 1.0), ("qasper", 1.0), ("multifieldqa_en", 0.5), ("narrativeqa", 0.0), ("trec", 1.0)]
-    assert figures(asked) == {"qasper": 1, "multifieldqa_en": 0.5, "narrativeqa": 0, "trec": 1, "single-doc": 0.5}
-    assert figures([(name, 0.25) for name in TASKS])["mean of groups"] == 0.25
-
-
-def test_sections_weigh_their_subsets_as_the_benchmark_does():
-    def figures(**verdicts):
-        """With 1 where the better response was preferred, in both positions."""
-        both = [(name, dict(zip(("gold first", "gold second"), each, strict=True))) for name, each in verdicts.items()]
-        judged = [record for group, scores in both for record in records(scores, group=group)]
-        return BENCHMARKS["reward-bench"].figures(judged)
-
-    found, share = figures(**{"math-prm": ([1], [0]), "hep-go": ([0], [0])}), 984 / (984 + 164)
+    found = figures("longbench", "score", *((task, {"initial": [value]}) for task, value in asked))
+    assert found == {"qasper": 1, "multifieldqa_en": 0.5, "narrativeqa": 0, "trec": 1, "single-doc": 0.5}
+    assert figures("longbench", "score", *((name, {"initial": [0.25]}) for name in TASKS))["mean of groups"] == 0.25
+    verdicts = [(name, {"gold first": [first], "gold second": [0]}) for name, first in (("math-prm", 1), ("hep-go", 0))]
+    found, share = figures("reward-bench", "accuracy", *verdicts), 984 / (984 + 164)
     for column, expected in {"gold first": share, "gold second": 0, "shuffled": share / 2, "flips": share}.items():
         assert found[f"Reasoning: {column}"] == pytest.approx(expected)
     assert "Full: gold first" not in found
-    assert figures(**{next(iter(each)): ([1], [1]) for each in SECTIONS.values()})["Full: gold second"] == 1
+    verdicts = [(next(iter(each)), {"gold first": [1], "gold second": [1]}) for each in SECTIONS.values()]
+    assert figures("reward-bench", "accuracy", *verdicts)["Full: gold second"] == 1
 
 
 def test_best_subspan_em_agrees_with_pairs_judged_by_hand():
@@ -133,21 +127,19 @@ def test_best_subspan_em_agrees_with_pairs_judged_by_hand():
 
 @pytest.mark.parametrize("questions", [20, 100])
 def test_variations_of_chance_are_called_so_and_their_intervals_hold_the_true_ones(questions):
-    source = np.random.default_rng(0)
-    rounds, alarms, held, found = 25, 0, 0, 0
-    for seed in range(rounds):
+    source, alike, unlike = np.random.default_rng(0), [], []
+    for seed in range(25):
         hard = source.random((questions, 1))
-        alike = variations((source.random((questions, 5)) < hard).astype(float), seed)
-        alarms += alike["spread"]["value"] > alike["spread"]["chance"]
-        held += all(each["low"] == 0 for each in alike.values())
+        alike.append(variations((source.random((questions, 5)) < hard).astype(float), seed))
         slots = 0.2 + 0.6 * hard + np.array([0.1, 0.0, 0.0, 0.0, -0.1])
-        unlike = variations((source.random((questions, 5)) < slots).astype(float), seed)
-        found += unlike["spread"]["low"] <= 0.2 <= unlike["spread"]["high"]
-    assert alarms <= 5  # of a test at 5%, more than 5 come once in 800
-    assert held >= rounds - 5 <= found
+        unlike.append(variations((source.random((questions, 5)) < slots).astype(float), seed)["spread"])
+    # Of a test at 5%, more than 5 alarms come once in 800.
+    assert sum(each["spread"]["value"] > each["spread"]["chance"] for each in alike) <= 5
+    assert sum(each["spread"]["low"] == each["deviation"]["low"] == 0 for each in alike) >= 20
+    assert sum(each["low"] <= 0.2 <= each["high"] for each in unlike) >= 20
 
 
-def test_variations_that_are_known_beforehand():
+def test_variations_that_are_known_beforehand_or_cannot_be_known():
     unseen = variations(np.ones((100, 4)))["spread"]  # nothing was seen, which does not say that there is none
     assert unseen == {"value": 0.0, "low": 0.0, "high": round(exact_upper_bound(0, 100), 6), "chance": 0.0}
     nothing = {"spread": None, "deviation": None}
@@ -178,7 +170,7 @@ def values(summary):
     return tuple(summary[name]["value"] for name in FIGURES)
 
 
-def test_readers_of_the_first_slot_and_fair_ones_have_the_figures_of_one():
+def test_readers_of_the_first_slot_and_fair_ones_have_the_figures_of_one_and_no_record_has_none():
     first = summarize(XQUAD, run_of([[True, False, False, False]] * 50))
     assert values(first) == (0.25, 0, 1, 1, pytest.approx(0.1875**0.5, abs=1e-6), 1)
     assert first["variants"]["0"]["best_subspan_em"]["value"] == 1
@@ -189,6 +181,10 @@ def test_readers_of_the_first_slot_and_fair_ones_have_the_figures_of_one():
     # Questions with sensitivity to permutations (Stable-RAG), over all orders of five documents.
     one_flips = summarize(XQUAD, run_of([[True] * 120] * 4, ["a"] * 479 + ["b"]))
     assert one_flips["flips"] == wilson_interval(1, 4).as_dict()
+    each_in_one_variant = [record for number, record in enumerate(run_of([[True, False]] * 2)) if number in {0, 3}]
+    assert summarize(XQUAD, each_in_one_variant)["spread"] is None
+    with pytest.raises(InvalidRun):
+        summarize(XQUAD, [])
 
 
 @settings(max_examples=30, deadline=None)
@@ -201,27 +197,19 @@ def test_figures_agree_with_each_other(right):
     assert all(0 <= each["low"] <= each["value"] <= each["high"] <= 1 for each in map(summary.get, FIGURES))
 
 
-def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(tmp_path):
+def test_an_order_blind_solver_of_problems_of_many_sizes_has_no_spread(load, tmp_path):
     """Problems with more conditions are harder: their orders would be compared with those of easy problems."""
-    file, benchmark = tmp_path / "r_gsm.jsonl", BENCHMARKS["r-gsm"]
     given = [[f"Ann finds {number} pens." for number in range(size)] for size in (2, 3, 4, 5) * 10]
     problems = [{"question": f"{' '.join(each)} How many?", "interchangeable": each, "answer": "3"} for each in given]
-    file.write_text(json.dumps(problems))
-    asked = []
-    for case in benchmark.load(DataSource(file), benchmark.parse_settings({}), Selection()):
+    (tmp_path / "r_gsm.jsonl").write_text(json.dumps(problems))
+    asked, benchmark = [], BENCHMARKS["r-gsm"]
+    for case in load("r-gsm", source=tmp_path):
         scored = benchmark.score(case, f"Answer: {case.gold[0] if len(case.segments) < 4 else 'none'}")
         scores = {"answer": scored.answer, "scores": dict(scored.scores), "dropped": 0, "trimmed": 0}
         asked.append({"question": case.question, "variant": case.variant, "group": "", **scores})
     assert {each["variant"] for each in asked} == {"initial", "reversed", *(f"random {k}" for k in (1, 2, 3, 4))}
     summary = summarize(benchmark, asked)
     assert (summary["mean"]["value"], summary["spread"]["value"], summary["flips"]["value"]) == (0.5, 0, 0)
-
-
-def test_questions_that_were_asked_in_one_variant_alone_have_no_spread_and_no_record_no_figures():
-    apart = [each for number, each in enumerate(run_of([[True, False]] * 2)) if number in {0, 3}]
-    assert summarize(XQUAD, apart)["spread"] is None
-    with pytest.raises(InvalidRun):
-        summarize(XQUAD, [])
 
 
 @pytest.mark.parametrize("alpha", [None, 0.2])
@@ -237,29 +225,26 @@ def test_a_routed_run_says_how_often_the_invariant_answer_was_kept(alpha):
     assert "unknown: no question was asked in all of at least two variants" in text
 
 
-# --- runs ---
-
 PLAIN = {"method": "sequential", "ordering": "given"}
-
-
-def plan(files, name="mmlu", **more):
-    fixed = {"data": files, "max_new_tokens": 3, "overflow": "trim_segments"}
-    return BenchmarkConfig(name, **{"settings": SETTINGS.get(name, {}), **fixed, **more})
+CHOICES = {"settings": {"orders": "0,23"}, "limit": 3, "batch_size": 2}
 
 
 @pytest.fixture(scope="session")
-def choices(files):
-    return plan(files, settings={"orders": "0,23"}, limit=3, batch_size=2)
+def run(files, lm):
+    """Run a benchmark on its small file, below a folder."""
+
+    def done(out, name="mmlu", *, resume=False, progress=no_progress, **more):
+        fixed = {"data": files, "max_new_tokens": 3, "overflow": "trim_segments", "settings": SETTINGS.get(name, {})}
+        config = BenchmarkConfig(name, **{**fixed, **more})
+        return run_benchmark(config, out, resume=resume, model=lm, progress=progress)
+
+    return done
 
 
 @pytest.fixture(scope="session")
-def finished(choices, lm, tmp_path_factory):
+def finished(run, tmp_path_factory):
     """An undisturbed run."""
-    return run_benchmark(choices, tmp_path_factory.mktemp("undisturbed"), model=lm)
-
-
-def copied(finished, out):
-    return shutil.copytree(finished.folder, out / finished.folder.name) / "records.jsonl"
+    return run(tmp_path_factory.mktemp("undisturbed"), **CHOICES)
 
 
 def answer(lm, load, name, **options):
@@ -283,13 +268,13 @@ def test_every_ensemble_answers_where_it_can(lm, load):
         assert record["output"] == ensemble(configured).generate(case.prompt(lm), max_new_tokens=3).text
 
 
-def test_what_cannot_be_asked_is_refused_before_or_at_the_first_case(lm, load, files, tmp_path):
+def test_what_cannot_be_asked_is_refused_before_or_at_the_first_case(lm, load, run, tmp_path):
     with pytest.raises(UnsupportedCombination, match="ContextualCalibration, which generates no text"):
         answer(lm, load, "xquad", ensemble="contextual-calibration")
     with pytest.raises(UnsupportedCombination, match="first_layer"):  # by its name, ms-poe skips two layers
         answer(lm, load, "mmlu", method="sequential", intervention="ms-poe")
     with pytest.raises(ContextOverflow):
-        run_benchmark(plan(files, "mintaka", overflow="error", max_new_tokens=5000), tmp_path, model=lm)
+        run(tmp_path, "mintaka", overflow="error", max_new_tokens=5000)
 
 
 def test_an_intervention_is_a_name_or_a_file_of_parameters(lm, load, tmp_path):
@@ -348,8 +333,8 @@ def test_the_embedded_model_still_gives_the_stored_scores_of_mmlu():
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_every_benchmark_runs_end_to_end(name, files, lm, tmp_path):
-    done = run_benchmark(plan(files, name, limit=2), tmp_path, model=lm)
+def test_every_benchmark_runs_end_to_end(name, run, tmp_path):
+    done = run(tmp_path, name, limit=2)
     lines = (done.folder / "records.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in lines] == [record["id"] for record in done.records]
     summary = json.loads((done.folder / "summary.json").read_text())
@@ -358,10 +343,9 @@ def test_every_benchmark_runs_end_to_end(name, files, lm, tmp_path):
     assert f"## {name}: " in done.markdown()
 
 
-def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(files, lm, tmp_path):
+def test_an_invariant_method_flips_nothing_where_nothing_shows_the_order(run, tmp_path):
     asked = [{"method": "sequential"}, {"method": "rotor"}, {"method": "pine"}, {"ensemble": "context-experts"}]
-    plans = [plan(files, "xquad", **each, limit=2, max_new_tokens=8) for each in asked]
-    runs = [run_benchmark(each, tmp_path, model=lm) for each in plans]
+    runs = [run(tmp_path, "xquad", **each, limit=2, max_new_tokens=8) for each in asked]
     assert [done.summary["flips"]["value"] for done in runs] == [1, 0, 0, 0]
 
 
@@ -384,42 +368,41 @@ def test_config_says_what_decides_the_records_which_hold_what_the_model_said(fin
         assert record["scores"] == BENCHMARKS["mmlu"].score(case, record["output"]).scores
 
 
-def test_a_run_is_never_overwritten_but_resumed_with_what_is_new_alone(finished, choices, lm, tmp_path):
+def test_a_run_is_never_overwritten_but_resumed_with_what_is_new_alone(finished, run, tmp_path):
     before = {path.name: path.read_bytes() for path in finished.folder.iterdir()}
     with pytest.raises(RunExists, match=finished.folder.name):
-        run_benchmark(choices, finished.folder.parent, model=lm)
+        run(finished.folder.parent, **CHOICES)
     assert before == {path.name: path.read_bytes() for path in finished.folder.iterdir()}
-    copied(finished, tmp_path)
+    shutil.copytree(finished.folder, tmp_path / finished.folder.name)
     steps = []
-    resumed = {"model": lm, "resume": True, "progress": lambda *_: nullcontext(lambda: steps.append(1))}
     for limit, count in ((3, 0), (4, 2)):
-        again = run_benchmark(replace(choices, limit=limit), tmp_path, **resumed)
+        progress = lambda *_: nullcontext(lambda: steps.append(1))  # noqa: E731
+        again = run(tmp_path, resume=True, progress=progress, **{**CHOICES, "limit": limit})
         assert (again.folder.name, len(steps)) == (finished.folder.name, count)
         assert {record["id"] for record in finished.records} <= {record["id"] for record in again.records}
         assert count or (again.records, again.summary) == (finished.records, finished.summary)
 
 
 @given(data=st.data())
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(data, finished, choices, lm, tmp_path_factory):
+@settings(max_examples=12, deadline=None)
+def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(data, finished, run, tmp_path_factory):
     out = tmp_path_factory.mktemp("cut")
-    file = copied(finished, out)
+    file = shutil.copytree(finished.folder, out / finished.folder.name) / "records.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole[: data.draw(st.integers(0, len(whole)), label="bytes")])
-    again = run_benchmark(choices, out, model=lm, resume=True)
+    again = run(out, resume=True, **CHOICES)
     assert (again.records, again.summary) == (finished.records, finished.summary)
     assert sorted(file.read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
-def test_other_settings_are_another_run(choices, lm, tmp_path):
+def test_other_settings_are_another_run(run, tmp_path):
     others = [
         {},
         *({"method": "pine"}, {"ordering": "frequency"}, {"seed": 1}, {"settings": {"orders": "0"}}),
         *({"batch_size": 3}, {"backend": "reference"}, {"alpha": 0.1}, {"ensemble": "permutation-average"}),
     ]
-    for other in others:
-        run_benchmark(replace(choices, limit=1, **other), tmp_path, model=lm)
-    assert len(list(tmp_path.iterdir())) == len(others)
+    folders = {run(tmp_path, **{**CHOICES, "limit": 1, **other}).folder for other in others}
+    assert len(folders) == len(others)
 
 
 def test_records_that_no_run_with_these_settings_wrote_are_refused_by_their_line(tmp_path):
@@ -435,15 +418,12 @@ def test_records_that_no_run_with_these_settings_wrote_are_refused_by_their_line
 
 
 @pytest.mark.parametrize(("name", "settings"), [("reward-bench", {"explain": False}), ("xquad", {})])
-def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(name, settings, files, lm, tmp_path):
-    def run(**setup):
-        config = plan(files, name, settings=settings, limit=5, max_new_tokens=8, **setup)
-        return run_benchmark(config, tmp_path, model=lm)
-
-    alone = {"invariant": run(method="rotor").records, "plain": run(**PLAIN).records}
+def test_a_routed_run_has_the_answers_of_the_branch_that_its_margin_takes(name, settings, run, tmp_path):
+    chosen = {"name": name, "settings": settings, "limit": 5, "max_new_tokens": 8}
+    alone = {"invariant": run(tmp_path, **chosen).records, "plain": run(tmp_path, **chosen, **PLAIN).records}
     assert [each["output"] for each in alone["invariant"]] != [each["output"] for each in alone["plain"]]
     for alpha, branch, another in ((-2.0, "invariant", "plain"), (2.0, "plain", "invariant")):
-        routed = run(alpha=alpha)
+        routed = run(tmp_path, **chosen, alpha=alpha)
         assert {record["branch"] for record in routed.records} == {branch}
         for record, kept, other in zip(routed.records, alone[branch], alone[another], strict=True):
             assert record["output"] == kept["output"]

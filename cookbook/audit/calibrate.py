@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 from worlds import BLIND, DEPENDS, MARGIN, World, at_net, expected, simulate
 
-from invariant_rag.audit.screen import CALLS
+from invariant_rag.audit.sequential_test import CALLS
 
 PAGE = Path(__file__).parents[1] / "results" / "audit_calibration.md"
 SIZES = (20, 50, 200)

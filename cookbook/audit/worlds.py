@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from invariant_rag.audit.plan import SLOTS
 from invariant_rag.audit.result import worst_slot
-from invariant_rag.audit.screen import (
+from invariant_rag.audit.sequential_test import (
     ANOTHER,
     FIRST,
     OTHER,

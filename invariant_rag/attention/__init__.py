@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from invariant_rag.attention.call import Backend
+    from invariant_rag.attention.base import Backend
 
 BACKENDS = ("reference", "sdpa", "varlen")
 """Names of the backends. `auto` is `varlen` on CUDA, and `sdpa` elsewhere."""

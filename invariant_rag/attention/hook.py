@@ -22,7 +22,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from invariant_rag.arrangement import Arrangement
-from invariant_rag.attention.call import AttentionCall, AttentionFunction, Backend, BatchBackend, LayerInputs
+from invariant_rag.attention.base import AttentionCall, AttentionFunction, Backend, BatchBackend, LayerInputs
 from invariant_rag.attention.inline import inline_attention, replaced
 from invariant_rag.attention.per_model import cache_of, once_per_model
 from invariant_rag.attention.positions import PositionEncoding

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from invariant_rag.attention.call import AttentionFunction, LayerInputs
+from invariant_rag.attention.base import AttentionFunction, LayerInputs
 from invariant_rag.attention.per_model import cache_of, once_per_model
 
 Output: TypeAlias = tuple[torch.Tensor, None]

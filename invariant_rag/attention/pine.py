@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from invariant_rag.arrangement import RankedSet, Row, Span
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.base import AttentionCall
 from invariant_rag.attention.softmax import (
     AttentionState,
     attend_row_runs,

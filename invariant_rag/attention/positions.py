@@ -20,7 +20,7 @@ from invariant_rag.attention.dynamic_rope import private_modules
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement
-    from invariant_rag.attention.call import AttentionCall
+    from invariant_rag.attention.base import AttentionCall
 
 
 class PositionEncoding:

@@ -15,7 +15,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from invariant_rag.arrangement import Layout, arrange_rows
-from invariant_rag.attention.call import LayerInputs
+from invariant_rag.attention.base import LayerInputs
 from invariant_rag.attention.dynamic_rope import private_dynamic_rope
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.inline import inline_attention, is_inline_module

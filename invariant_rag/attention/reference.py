@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.base import AttentionCall
 
 if TYPE_CHECKING:
     from invariant_rag.arrangement import Arrangement, RankedSet, Run, Span

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 
 from invariant_rag.arrangement import Arrangement, Row, Run, Span
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.base import AttentionCall
 from invariant_rag.attention.pine import attend_ranked
 from invariant_rag.attention.softmax import attend_row, merge_attn_states, partial_attention, rotated_keys
 

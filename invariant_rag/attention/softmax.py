@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from invariant_rag.arrangement import UNWEIGHTED, Row, Run, Span, Weighting
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.base import AttentionCall
 
 _QUERY_BLOCK = 512  # queries per call with a mask, so that memory is linear in the number of keys
 _logger = logging.getLogger(__name__)

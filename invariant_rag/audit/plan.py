@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from invariant_rag import checks
 from invariant_rag.audit.questions import Question
-from invariant_rag.audit.screen import AGAIN, ANOTHER, FIRST, OTHER, PLACEBO, REPEATED
+from invariant_rag.audit.sequential_test import AGAIN, ANOTHER, FIRST, OTHER, PLACEBO, REPEATED
 from invariant_rag.audit.systems import Ask, System, lm_ask_function
 from invariant_rag.errors import InvalidChoice, UnsupportedCombination
 from invariant_rag.methods import METHODS, resolve_method

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from invariant_rag.audit.folder import RESULT
 from invariant_rag.audit.grading import RIGHT, SAME_MEANING
 from invariant_rag.audit.result import ABOUT
-from invariant_rag.audit.screen import CALLS
+from invariant_rag.audit.run_folder import RESULT
+from invariant_rag.audit.sequential_test import CALLS
 from invariant_rag.errors import InvalidChoice, ToyModelWarning
 from invariant_rag.files import encode_json, write_file
 from invariant_rag.shown import clean, counted, shown

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from invariant_rag.audit.calls import CallResult
-from invariant_rag.audit.folder import SCHEMA_VERSION
 from invariant_rag.audit.grading import FAILED, RIGHT, WRONG, AnswerJudge
 from invariant_rag.audit.plan import SLOTS, AuditChoices, Order, slot_of
 from invariant_rag.audit.questions import Question
-from invariant_rag.audit.screen import ANOTHER, CALLS, FIRST, OTHER, PLACEBO, STOPPED_TAIL, Screen
+from invariant_rag.audit.run_folder import SCHEMA_VERSION
+from invariant_rag.audit.sequential_test import ANOTHER, CALLS, FIRST, OTHER, PLACEBO, STOPPED_TAIL, Screen
 from invariant_rag.audit.statistics import TAIL, Estimate, mean_interval
 from invariant_rag.files import finite
 

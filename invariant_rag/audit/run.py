@@ -14,13 +14,13 @@ import numpy as np
 
 from invariant_rag.audit import plan
 from invariant_rag.audit.calls import CallResult, Progress, make_calls, no_progress
-from invariant_rag.audit.folder import RUN, SCHEMA_VERSION, make_new_folder, open_answers, read_run
 from invariant_rag.audit.grading import RIGHT, Grader
 from invariant_rag.audit.plan import DRAWS, TODAY, AuditCall, AuditChoices
 from invariant_rag.audit.questions import Question, Questions, as_retrieve_function, read_questions
 from invariant_rag.audit.report import write_report
 from invariant_rag.audit.result import Asked, Audit, Comparison, package_versions, places_and_outcomes, slot_accuracies
-from invariant_rag.audit.screen import ANOTHER, CALLS, FIRST, OTHER, PLACEBO, Screen, looks, screen
+from invariant_rag.audit.run_folder import RUN, SCHEMA_VERSION, make_new_folder, open_answers, read_run
+from invariant_rag.audit.sequential_test import ANOTHER, CALLS, FIRST, OTHER, PLACEBO, Screen, looks, screen
 from invariant_rag.audit.statistics import holm, mean_difference, mean_interval, paired_p_value
 from invariant_rag.audit.systems import Ask, System, ToInput, as_system
 from invariant_rag.checks import require_extra

@@ -85,10 +85,10 @@ def audit(
 
     Exit code: 0; 1 if a --fail-on condition holds; 2 for an error.
     """
-    from invariant_rag.audit.folder import make_new_folder, read_run
     from invariant_rag.audit.report import Gate
     from invariant_rag.audit.run import audit as run_audit
     from invariant_rag.audit.run import check_extras
+    from invariant_rag.audit.run_folder import make_new_folder, read_run
     from invariant_rag.rag.retrieval import index_documents, resolve_retriever
 
     with console.handle_errors(), _warnings_as_notes():
@@ -150,7 +150,7 @@ def _checked_system(system: str | None, model: str | None, judge: str | None, *c
 def _most_calls(questions: int, remedies: Sequence[str] | None) -> str:
     from invariant_rag.audit.plan import most_calls
     from invariant_rag.audit.run import PROBED
-    from invariant_rag.audit.screen import CALLS
+    from invariant_rag.audit.sequential_test import CALLS
 
     extra = "remedies only if the order matters, 2 calls a question each"
     if remedies is not None:

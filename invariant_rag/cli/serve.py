@@ -95,7 +95,7 @@ def check_answers(url: str) -> None:
 def _run(engine: Engine, settings: Settings, reranker: Relevance, reserved: socket.socket) -> None:
     from invariant_rag.orderings.monot5 import EMBEDDED_NAME
     from invariant_rag.server.application import create_app
-    from invariant_rag.server.job import TOY
+    from invariant_rag.server.endpoints import TOY
     from invariant_rag.server.serving import server_of
 
     host, port = reserved.getsockname()[:2]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import DynamicCache
 
-from invariant_rag.attention.call import LayerInputs
+from invariant_rag.attention.base import LayerInputs
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention, unpad_row
 from invariant_rag.attention.softmax import apply_softcap, causal_mask
 from invariant_rag.ensembles.base import (
@@ -26,7 +26,7 @@ from invariant_rag.generation.prepare import PreparedPrompt
 from invariant_rag.segments import Prompt
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.call import AttentionCall
+    from invariant_rag.attention.base import AttentionCall
 
 
 def segment_attention(lm: InvariantModel, prepared: PreparedPrompt) -> list[float]:

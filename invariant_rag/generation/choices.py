@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args
 from transformers import PreTrainedModel
 
 from invariant_rag.attention import resolve_backend
-from invariant_rag.attention.call import Backend
+from invariant_rag.attention.base import Backend
 from invariant_rag.attention.per_model import dynamic_rope_modules, input_device
 from invariant_rag.checks import check_flag, check_name, check_number
 from invariant_rag.errors import InvalidChoice, UnknownName, UnsupportedCombination

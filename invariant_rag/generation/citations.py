@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from invariant_rag.labels import find_labels, without_labels
+from invariant_rag.citation_labels import find_labels, without_labels
 from invariant_rag.segments import Segment, plain_rendering
 from invariant_rag.words import split_words
 

@@ -40,7 +40,7 @@ from invariant_rag.segments import Prompt, Segment, SegmentSet, TokenIds
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.call import Backend
+    from invariant_rag.attention.base import Backend
     from invariant_rag.generation.choices import ResolvedChoices
     from invariant_rag.routing import RoutedModel
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Self
 
 from invariant_rag.checks import check_kind
-from invariant_rag.labels import Labels
+from invariant_rag.citation_labels import Labels
 from invariant_rag.segments import Prompt
 
 

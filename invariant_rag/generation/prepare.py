@@ -11,9 +11,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from invariant_rag.arrangement import Arrangement, Layout
+from invariant_rag.citation_labels import Labels, labels_of
 from invariant_rag.errors import ContextOverflow, InvalidPrompt
 from invariant_rag.generation.outputs import Generation, Usage
-from invariant_rag.labels import Labels, labels_of
 from invariant_rag.prompts import tokenize_in_slots, tokenize_prompt
 from invariant_rag.prompts.tokenization import CUT
 from invariant_rag.segments import Prompt, is_invariant

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
-from invariant_rag.attention.call import LayerInputs
+from invariant_rag.attention.base import LayerInputs
 from invariant_rag.attention.hook import PromptState, rows_per_prompt, unpad_row
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from invariant_rag.attention.call import AttentionCall
+    from invariant_rag.attention.base import AttentionCall
     from invariant_rag.attention.positions import PositionEncoding
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import Cache, PreTrainedModel
 
-from invariant_rag.attention.call import LayerInputs
+from invariant_rag.attention.base import LayerInputs
 from invariant_rag.attention.hook import active_attention, override_attention
 from invariant_rag.attention.per_model import input_device, once_per_model
 from invariant_rag.attention.softmax import plain_attention
@@ -25,7 +25,7 @@ from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch
 from invariant_rag.shown import shown
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.call import AttentionCall
+    from invariant_rag.attention.base import AttentionCall
 
 PUBLISHED: dict[str, tuple[int, float, range]] = {
     "meta-llama/Llama-2-7b-chat-hf": (2393, -1.0, range(10, 26)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from invariant_rag.attention.call import LayerInputs
+from invariant_rag.attention.base import LayerInputs
 from invariant_rag.attention.hook import override_attention
 from invariant_rag.attention.softmax import apply_softcap, causal_mask, plain_attention
 from invariant_rag.checks import check_number, check_real
@@ -19,7 +19,7 @@ from invariant_rag.interventions.base import BatchRow, Intervention, PromptBatch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from invariant_rag.attention.call import AttentionCall
+    from invariant_rag.attention.base import AttentionCall
 
 
 @dataclass(frozen=True)

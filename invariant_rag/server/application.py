@@ -21,9 +21,9 @@ from starlette.types import Scope
 from invariant_rag import __version__
 from invariant_rag.errors import InvariantRAGError
 from invariant_rag.orderings import Relevance
+from invariant_rag.server.endpoints import AppState, Handler, answer, endpoint, judge, rank, tokenize
 from invariant_rag.server.engines.base import Engine
 from invariant_rag.server.errors import error_response, http_error, json_reply
-from invariant_rag.server.job import AppState, Handler, answer, endpoint, judge, rank, tokenize
 from invariant_rag.server.middleware import Guard, log_fault
 from invariant_rag.server.parsing import ROUTES
 from invariant_rag.server.replies import TextReplies

@@ -13,7 +13,7 @@ from invariant_rag.audit.grading import RIGHT, Grader
 from invariant_rag.audit.plan import AuditCall, AuditChoices, has_orders, screen_calls
 from invariant_rag.audit.questions import Question, Questions, as_retrieve_function, read_questions
 from invariant_rag.audit.run import PROBED, check_extras
-from invariant_rag.audit.screen import ANOTHER, FIRST, OTHER
+from invariant_rag.audit.sequential_test import ANOTHER, FIRST, OTHER
 from invariant_rag.audit.systems import ToInput, as_system
 from invariant_rag.checks import check_real
 from invariant_rag.errors import AuditFailed, InvalidChoice, NoiseWarning

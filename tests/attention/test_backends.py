@@ -19,7 +19,7 @@ from transformers import masking_utils as masks
 from invariant_rag import InvariantModel
 from invariant_rag.arrangement import Arrangement, Layout, Span
 from invariant_rag.attention import BACKENDS, backend_label, resolve_backend, softmax
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.base import AttentionCall
 from invariant_rag.attention.hook import _sliding_window
 from invariant_rag.attention.per_model import cache_keyword, forward_parameters
 from invariant_rag.attention.positions import Alibi, Rotation, candidates
@@ -93,7 +93,7 @@ PARTS = {
         family: (family, "sdpa", {"softmax._QUERY_BLOCK": 3, "softmax._SCORE_BLOCK": 3})
         for family in ("mistral (sliding window)", "gemma2", "gpt_oss")
     },
-    "packed queries": ("llama", "varlen", {"varlen.passes._BLOCK": 5}),
+    "packed queries": ("llama", "varlen", {"varlen.packing._BLOCK": 5}),
 }
 """How prompts are attended to in parts: neighbouring rows, and blocks of the queries of long rows, or of all rows."""
 

@@ -31,6 +31,10 @@ def last(question, segments):
     return segments[-1].text
 
 
+def interrupted(question, segments):
+    raise KeyboardInterrupt
+
+
 def symmetric(question, segments):
     """Answer from the right segment, wherever it is."""
     return next(segment.text for segment in segments if "right" in segment.text)

@@ -16,7 +16,7 @@ from invariant_rag.audit.plan import LISTINGS, screen_calls, slot_of
 from invariant_rag.audit.report import Gate, p_value
 from invariant_rag.audit.result import Comparison, worst_slot
 from invariant_rag.segments import Segment
-from tests.audit.known import first, last, listening, noisy, records, symmetric, where_first
+from tests.audit.known import first, interrupted, last, listening, noisy, records, symmetric, where_first
 
 MATTERS, DOES_NOT, UNKNOWN = "order matters", "order does not matter", "cannot tell yet"
 ALIKE = "Look at the call first, below: every answer was the same, 'Ann'"
@@ -111,11 +111,7 @@ def test_remedies_and_today_have_as_many_distinct_draws():
     assert found.calls == len(seen) == 5 * 30 + 3 * 2 * 30
     repeats = 20  # of the first questions, one call is a plain repeat
     assert len(seen) - len(set(seen)) <= repeats + 30  # sorting may give the order of today
-
-    def by_placebo(question, segments):
-        return symmetric(question, segments) if any("  " in each.text for each in segments) else "no"
-
-    found = audit(by_placebo, records(20), remedies=["sort"])
+    found = audit(lambda *call: symmetric(*call) if "  " in str(call) else "no", records(20), remedies=["sort"])
     (even,) = found.comparisons
     assert (even.accuracy.value, even.gain.value) == (0.5, 0.0)  # of both, one draw is the placebo
     assert found.flips == []  # that is no order
@@ -200,10 +196,6 @@ def test_an_odd_gold_answer_ends_no_audit_and_an_empty_one_is_none(gold):
     assert not is_gold or [each.measures[accuracy].value for each in (found, *graded)] == [1.0] * 3
 
 
-def interrupted(question, segments):
-    raise KeyboardInterrupt
-
-
 def later(system):
     async def answer(question, segments):
         return system(question, segments)
@@ -211,7 +203,7 @@ def later(system):
     return answer
 
 
-def test_errors_and_exits_are_an_outcome(tmp_path):
+def test_errors_and_exits_are_an_outcome_and_calls_are_tried_again(tmp_path):
     exits, said = where_first(lambda: sys.exit(3), symmetric), "called sys.exit(3); expected an answer or an error"
     for name, system, error in (
         ("fails", where_first(lambda: {}["no such page"], symmetric), "KeyError: 'no such page'"),
@@ -226,18 +218,10 @@ def test_errors_and_exits_are_an_outcome(tmp_path):
         assert "failed" in (out / "report.md").read_text()
         stored = (out / "answers.jsonl").read_text().splitlines()
         assert len(stored) == sum(answer.text is not None for each in found.asked for answer in each.answers)
-
-
-def test_calls_are_tried_again():
     calls = []
-
-    def flaky(question, segments):
-        if len(calls) == 1:
-            raise ConnectionError("try later")
-        return symmetric(question, segments)
-
-    found = audit(listening(flaky, calls), records(4), remedies=())
-    assert (found.measures["errors"].value, found.errors) == (0.0, ["ConnectionError: try later"])
+    flaky = listening(lambda *asked: 1 / 0 if len(calls) == 1 else symmetric(*asked), calls)
+    found = audit(flaky, records(4), remedies=())
+    assert (found.measures["errors"].value, found.errors) == (0.0, ["ZeroDivisionError: division by zero"])
 
 
 def test_async_systems_are_awaited_in_one_loop_and_an_interrupt_stops_an_audit():
@@ -344,12 +328,7 @@ def test_what_cannot_be_is_refused_before_a_call_is_spent_or_a_folder_is_made(tm
         (errors.InvalidChoice, "judge: expected a model", {"judge": 3}, {}),
         (errors.AuditFailed, "replied with NoneType", {"judge": lambda prompt: None}, {}),
         (errors.AuditFailed, "wrong on 50% of the verdicts", {"judge": lambda prompt: "yes"}, {}),
-        (
-            errors.AuditFailed,
-            "the server cannot be reached: Connection refused",
-            {"judge": "http://127.0.0.1:9/v1"},
-            {},
-        ),
+        (errors.AuditFailed, "server cannot be reached: Connection refused", {"judge": "http://127.0.0.1:9/v1"}, {}),
     ):
         calls, where = [], {"out": tmp_path / "out"}
         with pytest.raises(error, match=message):

@@ -12,13 +12,21 @@ from scipy.stats import bootstrap as scipy_bootstrap
 
 from cookbook.audit.worlds import BLIND, DEPENDS, MARGIN, WORLDS, at_net, draw, expected, simulate
 from invariant_rag.audit import statistics as stats
-from invariant_rag.audit.screen import ALONE, FALSE_ALARMS, REPEATED, disagreements, looks, screen, spent, upper_bound
+from invariant_rag.audit.sequential_test import (
+    ALONE,
+    FALSE_ALARMS,
+    REPEATED,
+    disagreements,
+    looks,
+    screen,
+    spent,
+    upper_bound,
+)
 from invariant_rag.audit.statistics import Estimate, mean_difference, mean_interval, paired_p_value, wilson_interval
 
 
-@pytest.mark.parametrize(
-    ("estimate", "value", "low", "high"),
-    [
+def test_intervals_are_as_published_or_worked_out():
+    for estimate, value, low, high in (
         (wilson_interval(0, 20), 0, 0, 0.1611),  # Agresti and Coull 1998
         (wilson_interval(5, 10), 0.5, 0.2366, 0.7634),
         (mean_interval([1.0] * 5 + [0.0] * 5), 0.5, 0.2366, 0.7634),  # what is right or wrong is a share
@@ -30,11 +38,9 @@ from invariant_rag.audit.statistics import Estimate, mean_difference, mean_inter
         # so the bound is z(0.985) * sqrt(2/22 / 22) = 2.1701 * sqrt(2) / 22 = 0.1395, which is narrower: a larger
         # share would have been seen 19 times out of 20, as 0.8605**20 is 0.0496.
         (mean_difference([1.0] * 20, [1.0] * 20), 0, -0.1395, 0.1395),
-    ],
-)
-def test_intervals_are_as_published_or_worked_out(estimate, value, low, high):
-    assert estimate.value == value
-    assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=6e-5)
+    ):
+        assert estimate.value == value
+        assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=6e-5)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
@@ -108,8 +114,7 @@ def outcomes(world, questions, audits, seed):
 
 @pytest.mark.parametrize("calls", [4, 5])
 def test_the_p_value_is_that_of_all_permutations(calls):
-    classes = np.random.default_rng(calls).integers(0, 2, (4, 5))
-    rows = classes
+    classes = rows = np.random.default_rng(calls).integers(0, 2, (4, 5))
     if calls == 4:  # the second call is a repeat, which a cache may answer
         rows = classes[:, [0, 2, 3, 4]]
     else:  # from here on, it is a draw

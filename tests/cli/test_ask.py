@@ -22,7 +22,7 @@ KEYS = "question model answer citations segments order dropped trimmed finish_re
 def ask(docs, tiny_folder):
     """Ask the tiny model over the documents, with BM25 and short answers."""
 
-    def asked(*options):
+    def asked(*options, docs=docs):
         fixed = ("--docs", docs, "--model", tiny_folder, "--retriever", "bm25", "--k", 4, "--max-new-tokens", 8)
         result = run("ask", QUESTION, *fixed, *options)
         assert result.exit_code in (0, 1), result.output
@@ -93,28 +93,26 @@ def test_documents_may_be_listed_as_a_shell_pattern_does_and_there_are_no_more_c
         assert (len(segments), segments[0]["title"]) == (len(files), "Mill")
 
 
-def test_shorter_chunks_are_more_chunks_and_one_that_does_not_fit_is_left_out_if_asked(ask, tmp_path, tiny_folder):
+def test_shorter_chunks_are_more_chunks_and_one_that_does_not_fit_is_left_out_if_asked(ask, tmp_path):
     long, short = (json.loads(ask("--json", "--k", 50, *each).stdout)["segments"] for each in ((), ("--max-chars", 30)))
     assert len(short) > len(long)
     assert max(len(segment["text"]) for segment in short) <= 30
     (tmp_path / "long.txt").write_text("The mill of Brenn was built. " * 1000, encoding="utf-8")
     (tmp_path / "short.txt").write_text("The mill of Brenn.", encoding="utf-8")
-    asked = ("ask", QUESTION, "--docs", tmp_path, "--model", tiny_folder, "--max-chars", 100_000, "--max-new-tokens", 2)
-    document = json.loads(run(*asked, "--overflow", "drop_last", "--json").stdout)
+    document = json.loads(ask("--json", "--max-chars", 100_000, "--overflow", "drop_last", docs=tmp_path).stdout)
     (dropped,) = document["dropped"]
     assert len(document["segments"][dropped]["text"]) > 20_000
     assert document["order"] == [1 - dropped]
 
 
-def test_a_skipped_document_is_named_and_strict_stops_at_it(tmp_path, tiny_folder):
+def test_a_skipped_document_is_named_and_strict_stops_at_it(ask, tmp_path):
     for name, content in (("good.txt", b"The mill of Brenn."), ("bad.pdf", b"%PDF-1.4 nothing"), ("page.html", b"a")):
         (tmp_path / name).write_bytes(content)
-    fixed = ["ask", "Who?", "--docs", tmp_path, "--model", tiny_folder, "--retriever", "bm25", "--max-new-tokens", 1]
-    result = run(*fixed)
+    result = ask(docs=tmp_path)
     assert result.exit_code == 0, result.output
     for told in ("skipped", "bad.pdf: cannot be read as PDF", "skipped 1 file of other types: .html (1); read are"):
         assert told in result.stderr
-    assert "bad.pdf: cannot be read as PDF" in refused(*fixed, "--strict")
+    assert "bad.pdf: cannot be read as PDF" in refused("ask", "Who?", "--docs", tmp_path, "--strict")
 
 
 def test_the_toy_says_once_that_its_answers_to_documents_of_the_user_mean_nothing(docs):

@@ -37,7 +37,8 @@ Colours = create_model("Colours", colours=str)  # which may take any number of t
 
 @pytest.fixture(scope="module")
 def server():
-    """Serve the embedded model to whoever has a key, and give the address."""
+    """Serve the embedded model to whoever has a key, and give the address. Clients need no torch."""
+    assert importlib.util.find_spec("torch") is None
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     command = [os.environ.get("INVARIANT_RAG", "invariant-rag"), "serve", "--port", port, "--served-name", "small"]
@@ -50,10 +51,6 @@ def server():
             yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
-
-
-def test_this_environment_has_no_torch():
-    assert importlib.util.find_spec("torch") is None
 
 
 def test_openai_gets_one_answer_for_every_order_parses_objects_and_raises_its_own_errors(server):

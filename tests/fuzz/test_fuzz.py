@@ -13,7 +13,6 @@ import sys
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,10 +21,9 @@ import torch
 from safetensors.torch import save
 
 from invariant_rag import RAG, InvariantModel, KeyValueCache, Segment, errors
-from invariant_rag.audit.folder import open_answers
 from invariant_rag.audit.questions import read_questions
+from invariant_rag.audit.run_folder import open_answers
 from invariant_rag.files import LineFile
-from invariant_rag.generation.kv_cache import read_entry, write_entry
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import MonoT5
@@ -33,7 +31,6 @@ from invariant_rag.rag import BM25Retriever
 from invariant_rag.rag.documents import chunk_documents, load_documents
 from invariant_rag.remote import _path_and_body
 from invariant_rag.server import InProcess, Settings
-from invariant_rag.testing import random_prompt, tiny_model
 from tests.audit.test_systems import ANSWER
 from tests.fuzz.conftest import full_disk, mutated
 from tests.rag.test_documents import write_pdf
@@ -56,67 +53,85 @@ def table():
 
 def read_documents(path):
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", errors.DocumentSkipped)
+        warnings.simplefilter("ignore")  # pypdf warns of what it repairs
         for each in chunk_documents(load_documents(path), max_chars=200, overlap=20):
             assert each.canonical_key
             assert each.content_hash
 
 
-def refusals(rounds, content, file, read):
-    """Read mutations of a file, each within seconds, and yield what is said of those that are refused."""
+def read_segments(path):
+    for each in read_questions(path, None):
+        assert [segment.canonical_key for segment in each.segments]
+
+
+def content_of(name, path):
+    """Write a file of documents or questions to a path, and return its content."""
+    if name.endswith("pdf"):
+        key = "key" if name == "encrypted.pdf" else None
+        pages = ["The Aru rises here.", "", "Orn is a castle."]
+        return write_pdf(path, pages, title="Atlas", password=key).read_bytes()
+    text = "## Castle Orn ##\n\nIt stands above the Aru. It has a market.\n\n- 山は高い。\n" * 5
+    records = [{"text": f"one {n}", "title": "T", "year": [n, {"a": 1.5}]} for n in range(4)]
+    asked = {"questions.jsonl": lines({"id": f"q{n}", **QUESTION} for n in range(3)), "questions.csv": table()}
+    return {"a.jsonl": lines(records), **asked}.get(name, text.encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        *(
+            pytest.param(name, read_documents, marks=pytest.mark.rounds(200))
+            for name in ("a.pdf", "encrypted.pdf", "a.jsonl", "a.md", "a.txt")
+        ),
+        *(
+            pytest.param(name, read_segments, marks=pytest.mark.rounds(500))
+            for name in ("questions.jsonl", "questions.csv")
+        ),
+    ],
+)
+def test_a_mutated_file_is_read_within_seconds_or_named(name, read, rounds, tmp_path):
+    content, file = content_of(name, tmp_path / "original"), tmp_path / name
     for source in rounds():
         file.write_bytes(mutated(content, source))
-        start = time.process_time()
+        start, told = time.process_time(), name
         try:
             read(file)
         except errors.InvariantRAGError as error:
-            yield str(error)
+            told = str(error)
+        assert told
+        assert read is read_segments or name in told or "holds documents" in told
         assert time.process_time() - start < MOST_SECONDS
 
 
-@pytest.mark.rounds(200)
-@pytest.mark.filterwarnings("default")  # pypdf warns of what it repairs
-@pytest.mark.parametrize("suffix", ["pdf", "encrypted.pdf", "jsonl", "md", "txt"])
-def test_a_mutated_document_is_read_or_named(suffix, rounds, tmp_path):
-    original = tmp_path / f"original.{suffix}"
-    if suffix.endswith("pdf"):
-        key = "key" if suffix == "encrypted.pdf" else None
-        write_pdf(original, ["The Aru rises here.", "", "Orn is a castle."], title="Atlas", password=key)
-    elif suffix == "jsonl":
-        original.write_bytes(lines([{"text": f"one {n}", "title": "T", "year": [n, {"a": 1.5}]} for n in range(4)]))
-    else:
-        original.write_text("## Castle Orn ##\n\nIt stands above the Aru. It has a market.\n\n- 山は高い。\n" * 5)
-    content, file = original.read_bytes(), tmp_path / f"a.{suffix}"
-    for error in refusals(rounds, content, file, read_documents):
-        assert file.name in error or "holds documents" in error
-
-
-@pytest.mark.rounds(500)
-@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
-def test_mutated_questions_are_read_or_named(suffix, rounds, tmp_path):
-    records = [{"id": f"q{number}", **QUESTION} for number in range(3)]
-    content = lines(records) if suffix == "jsonl" else table()
-
-    def read(path):
-        for each in read_questions(path, None):
-            assert [segment.canonical_key for segment in each.segments]
-
-    assert all(refusals(rounds, content, tmp_path / f"a.{suffix}", read))
-
-
-@pytest.mark.rounds(200)
-def test_a_mutated_run_is_continued_without_loss_or_refused(rounds, tmp_path):
+@pytest.mark.rounds(300)
+def test_a_mutated_run_is_refused_or_continued_without_loss_also_on_a_full_disk(rounds, tmp_path):
     path = tmp_path / "answers.jsonl"
     content = lines([{**ANSWER, "key": str(n)} for n in range(4)])
+
+    def written():
+        return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+
     for source in rounds():
         path.write_bytes(mutated(content, source))
         before = path.read_bytes()
         try:
-            open_answers(path.parent).close()
+            file = open_answers(path.parent)
         except errors.InvariantRAGError:
             assert path.read_bytes() == before  # a run that is refused is left alone
-        else:
+            continue
+        with file:
             assert path.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+            expected = written()
+            for _ in range(5):
+                text = "".join(chr(source.randrange(0x110000)) for _ in range(source.choice((0, 1, 50))))
+                added = [{**ANSWER, "text": text}] * source.randrange(4)
+                file.append(added)
+                with full_disk(path.stat().st_size + source.randrange(61)), pytest.raises(errors.UnusableFile):
+                    file.append(["short", "x" * 100])
+                with pytest.raises(errors.FileInUse):
+                    open_answers(path.parent)
+                expected += added
+                assert written() == expected
 
 
 CHILD = """
@@ -154,46 +169,8 @@ def test_a_run_that_is_killed_at_any_call_loses_and_doubles_nothing(rounds, tmp_
                 assert len(file.lines) == len(set(file.lines))
 
 
-@pytest.mark.rounds(80)
-def test_a_file_of_lines_survives_everything(rounds, tmp_path):
-    """Twenty writes, full disks, second writers and tears in the middle of a line."""
-
-    def opened():
-        return LineFile(path, lambda line, _: line, errors.InvalidQuestion)
-
-    for number, source in enumerate(rounds()):
-        path, expected = tmp_path / f"{number}.jsonl", []
-        file = opened()
-        for _ in range(20):
-            match source.randrange(4):
-                case 0:
-                    text = "".join(chr(source.randrange(0x110000)) for _ in range(source.choice((0, 1, 50))))
-                    texts = [text] * source.randrange(4)
-                    file.append(texts)
-                    expected += texts
-                case 1:
-                    with full_disk(path.stat().st_size + source.randrange(61)), pytest.raises(errors.UnusableFile):
-                        file.append(["short", "x" * 100])
-                case 2:
-                    with pytest.raises(errors.FileInUse):
-                        opened()
-                case _:
-                    file.close()
-                    with path.open("ab") as torn:
-                        torn.write(source.randbytes(source.randrange(30)).replace(b"\n", b""))
-                    file = opened()
-                    assert file.lines == expected
-            assert [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] == expected
-        file.close()
-
-
 # --- the folder of a cache ---
 
-CUTS = (
-    lambda each: each[1:],
-    lambda each: [],
-    lambda each: [(keys[:, :-1], values[:, :-1]) for keys, values in each],
-)
 TENSORS = {"0.keys": torch.ones(1, 2, 3), "0.values": torch.ones(1, 2, 3)}
 FOREIGN = [b"", b"%PDF-1.7\n", b"PK\x03\x04", b"{}", save(TENSORS), save(TENSORS, {"format": "pt"})]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
@@ -203,8 +180,7 @@ def entry(source):
     """One to twelve layers of any shapes, also without tokens."""
     dtype, shape = source.choice(DTYPES), (source.randint(1, 3), source.randrange(5), source.randint(1, 4))
     made = torch.Generator().manual_seed(source.randrange(1 << 30))
-    keys, values = ([torch.randn(shape, generator=made).to(dtype) for _ in range(12)] for _ in range(2))
-    return list(zip(keys, values, strict=True))[: source.randint(1, 12)]
+    return [tuple(torch.randn(shape, generator=made).to(dtype) for _ in "kv") for _ in range(source.randint(1, 12))]
 
 
 def content(entry):
@@ -254,34 +230,6 @@ def test_whatever_happens_to_a_folder_every_key_gives_its_own_entry_or_none(roun
             assert all(path.read_bytes() == content for path, content in foreign.items())
 
 
-@pytest.mark.rounds(5)
-def test_files_that_are_exchanged_or_mutated_change_no_answer(rounds, tmp_path):
-    models = [InvariantModel(tiny_model("llama", seed=seed), ordering="lexical") for seed in (0, 1)]
-    for number, source in enumerate(rounds()):
-        folder = tmp_path / str(number)
-        method = source.choice(("rotor", "ape", "pine"))
-        prompts = [random_prompt(source, (3, 2, 3), prefix=3, suffix=2) for _ in range(2)]
-        asked = [(lm.with_method(method, ordering="lexical"), prompt) for lm in models for prompt in prompts]
-        expected = [lm.with_cache(KeyValueCache(folder=folder)).logits(prompt) for lm, prompt in asked]
-        files = sorted(folder.glob("*.safetensors"))
-        for path in source.sample(files, min(3, len(files))):
-            other = source.choice(files)
-            if not path.exists():
-                continue
-            match source.randrange(4):
-                case 0:
-                    path.replace(other)
-                case 1:
-                    other.write_bytes(path.read_bytes())
-                case 2:  # its own name and a right checksum, but something is missing; what it holds has another layout
-                    with suppress(errors.DamagedEntry):
-                        path.write_bytes(write_entry(source.choice(CUTS)(read_entry(path)), path.name))
-                case _:
-                    path.write_bytes(mutated(path.read_bytes(), source))
-        found = [lm.with_cache(KeyValueCache(folder=folder)).logits(prompt) for lm, prompt in asked]
-        assert all(map(torch.equal, found, expected))
-
-
 # --- orders of segments and of files ---
 
 ALPHABET = "ab \n.#山é\ud800\ue200\ue201[]<|>{}0\x00"
@@ -292,21 +240,17 @@ def text(source):
     return "".join(source.choices(ALPHABET, k=source.choice((0, 1, 3, 30))))
 
 
-def segments(source):
-    def segment():
-        title = text(source) if source.random() < 0.5 else None
-        return Segment(text(source), title, {"k": text(source)}, source.choice((0, -1.5)))
-
-    listed = [segment() for _ in range(source.randrange(6))]
-    return listed + source.choices(listed, k=source.randrange(3)) if listed else listed
-
-
 @pytest.mark.rounds(150)
 def test_every_order_of_the_segments_and_of_a_corpus_gives_the_same_answer(rounds, model):
     methods = [name for name, each in METHODS.items() if each.invariant]
     for source in rounds():
         lm = model.with_method(source.choice(methods), ordering=source.choice(ORDERINGS))
-        question, listed, k = text(source), segments(source), source.randint(1, 9)
+        some = [
+            Segment(text(source), source.choice((None, text(source))), {"k": text(source)}, source.choice((0, -1.5)))
+            for _ in range(5)
+        ]
+        listed = source.choices(some, k=source.randrange(9))  # some of them twice
+        question, k = text(source), source.randint(1, 9)
         orders = listed, source.sample(listed, len(listed))
         one, other = (lm.logits(lm.chat_prompt(question, each)) for each in orders)
         assert one.equal(other)
@@ -354,25 +298,13 @@ BODIES = [
 ]
 
 
-def hostile_request(source):
-    """Return a path and a body with one to four things wrong."""
-    path, sent = copy.deepcopy(source.choice(BODIES))
-    for _ in range(source.choice((1, 1, 1, 2, 4))):
-        change(sent, source)
-    content = json.dumps(sent, ensure_ascii=source.random() < 0.5).encode("utf-8", "surrogatepass")
-    return path, mutated(content, source) if source.random() < 0.25 else content
-
-
 def change(sent, source):
     """Change a random place of a body."""
-    holder = sent
-    while True:
-        places = list(holder) if isinstance(holder, dict) else list(range(len(holder)))
-        place = source.choice(places) if places else None
-        below = None if place is None else holder[place]
-        if not isinstance(below, dict | list) or not below or source.random() < 0.3:
-            break
+    holder, place, below = sent, None, sent
+    while below and isinstance(below, dict | list) and (place is None or source.random() >= 0.3):
         holder = below
+        place = source.choice(list(holder) if isinstance(holder, dict) else range(len(holder)))
+        below = holder[place]
     value = copy.deepcopy(source.choice(TEXTS if source.random() < 0.5 else VALUES))
     match source.randrange(8):
         case 0 if isinstance(holder, dict):
@@ -395,7 +327,11 @@ def test_no_request_makes_the_server_fail_or_tell_what_somebody_else_has_asked(r
         return http.post(CHAT, json=sent).json()["choices"][0]["message"]["content"]
 
     def attack(source):
-        path, content = hostile_request(source)
+        path, sent = copy.deepcopy(source.choice(BODIES))
+        for _ in range(source.choice((1, 1, 1, 2, 4))):
+            change(sent, source)
+        content = json.dumps(sent, ensure_ascii=source.random() < 0.5).encode("utf-8", "surrogatepass")
+        content = mutated(content, source) if source.random() < 0.25 else content
         response = http.post(path, content=content, headers={"content-type": "application/json"})
         assert response.status_code in STATUSES, (path, content, response.text)
         assert "Gesthaven" not in response.text, (path, content)

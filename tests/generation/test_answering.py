@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import validate
 from tokenizers import AddedToken
-from transformers import LogitsProcessor, MaxTimeCriteria
+from transformers import MaxTimeCriteria
 
 from invariant_rag import InvariantModel, Prompt, Segment, SegmentSet
 from invariant_rag.errors import IncompleteObject, InvalidOption, InvalidPrompt, InvalidTool, UnsupportedCombination
@@ -32,13 +32,13 @@ from invariant_rag.prompts import ReasoningFormat, template_format
 from invariant_rag.prompts.template_probes import OWN_FORMAT
 from invariant_rag.segments import Slot
 from invariant_rag.testing import tiny_model
-from tests.generation.test_structured import random_schema
-from tests.prompts.tool_templates import ALL, templated
+from tests.frameworks.framework_cases import Writing
+from tests.generation.test_decode import random_schema
+from tests.prompts.test_chat_template import ALL, templated
 
 QUERY = {"query": {"type": "string", "maxLength": 12}, "limit": {"type": "integer", "minimum": 1}}
 ASKED = {"type": "object", "properties": QUERY, "required": ["query"]}
-FUNCTION = {"name": "search", "description": "Search the harbour's records.", "parameters": ASKED}
-SEARCH = {"type": "function", "function": FUNCTION}
+SEARCH = {"type": "function", "function": {"name": "search", "description": "Search it.", "parameters": ASKED}}
 NOW = {"type": "function", "function": {"name": "now", "description": "The time.", "parameters": None}}
 NOWHERE = {"type": "function", "function": {"name": "nowhere", "description": "A longer name."}}
 TOOLS = [SEARCH, NOW, NOWHERE]
@@ -68,22 +68,6 @@ def generate(calling, prompt=None, **options):
     answer = Answer.join(calling.parser(prompt).parse([text]))
     answer.check_complete()
     return generation, answer
-
-
-class Writing(LogitsProcessor):
-    """Makes a model write a text, as far as it may; then it goes on as it likes."""
-
-    def __init__(self, lm, text):
-        self.tokens = lm.tokenizer.encode(text, add_special_tokens=False)
-        self.prompt = None
-
-    def __call__(self, input_ids, scores):
-        self.prompt = input_ids.shape[1] if self.prompt is None else self.prompt
-        place = input_ids.shape[1] - self.prompt
-        if place < len(self.tokens):
-            scores = scores.clone()
-            scores[0, self.tokens[place]] = scores.max() + 100
-        return scores
 
 
 def writing(lm, text):

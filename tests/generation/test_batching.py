@@ -216,37 +216,29 @@ def test_a_copy_begins_with_an_empty_queue(llama):
     assert len(answer.token_ids) == OPTIONS["max_new_tokens"]
 
 
-def test_an_abandoned_row_ends_what_is_abandoned_in_the_queue_is_not_begun_and_others_go_on(model):
-    batcher, gone, never, options = MicroBatcher(), Event(), Event(), {"max_new_tokens": 200}
-    with ThreadPoolExecutor(3) as pool, batch_sizes(model.model) as sizes:
+def test_a_row_that_is_abandoned_or_closed_ends_one_in_the_queue_is_not_begun_and_others_go_on(model):
+    batcher, gone, never, shared, options = MicroBatcher(), Event(), Event(), Event(), {"max_new_tokens": 200}
+    with ThreadPoolExecutor(5) as pool, batch_sizes(model.model) as sizes:
         with halted(batcher):
-            stream = batcher.stream(model, TEXTS[0], options, abandoned=gone)
-            begun = pool.submit(next, stream)
+            left = batcher.stream(model, TEXTS[0], options, abandoned=gone)
+            closed, streamed = (batcher.stream(model, each, options, abandoned=shared) for each in TEXTS[2:])
+            begun = [pool.submit(next, each) for each in (left, closed)]
+            rest = pool.submit("".join, streamed)
             kept = pool.submit(batcher.generate, model, TEXTS[1], options)
             waits = pool.submit(batcher.generate, model, TEXTS[2], options, abandoned=never)
-            until_waiting(batcher, 3)
+            until_waiting(batcher, 5)
             never.set()
-        begun.result()
+        assert all(each.result() for each in begun)
         gone.set()
-        for abandoned in (waits.result, partial(list, stream)):
+        closed.close()
+        for abandoned in (waits.result, partial(list, left)):
             with pytest.raises(CancelledError):
                 abandoned()
-        kept = kept.result().token_ids
-    assert kept == model.generate(TEXTS[1], **options).token_ids
-    assert stream.generation is None
-    assert set(sizes) == {2}
-
-
-def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model):
-    batcher, gone = MicroBatcher(), Event()
-    left, kept = (batcher.stream(model, prompt, {"max_new_tokens": 200}, abandoned=gone) for prompt in TEXTS[:2])
-    with ThreadPoolExecutor(1) as pool:
-        rest = pool.submit("".join, kept)
-        next(left)
-        left.close()
-        assert rest.result() == model.generate(TEXTS[1], max_new_tokens=200).text
-    assert left.generation is None
-    assert not gone.is_set()
+        kept, rest = kept.result().token_ids, rest.result()
+    assert (kept, rest) == (model.generate(TEXTS[1], **options).token_ids, model.generate(TEXTS[3], **options).text)
+    assert left.generation is closed.generation is None
+    assert not shared.is_set(), "closing abandons nothing else"
+    assert set(sizes) == {4}
     with batch_sizes(model.model) as sizes:
         alone = batcher.stream(model, TEXTS[0], {"max_new_tokens": 1000})
         next(alone)
@@ -259,8 +251,7 @@ def test_closing_a_stream_ends_its_row_and_abandons_nothing_else(model):
 def test_who_need_not_wait_runs_between_two_steps_and_changes_nothing(other, method, llama):
     sampling = {} if (other == "short") == (method == "rotor") else {"do_sample": True, "seed": 3}
     lms = [InvariantModel(llama, method=method, cache=KeyValueCache()) for _ in range(2)]
-    if other == "short":
-        lms[1] = lms[0]
+    lms[1] = lms[other == "tenant"]
     lengths = (60, 12 if other == "short" else 60)
     options = [{"max_new_tokens": length, "eos_token_id": [], **sampling} for length in lengths]
     alone = [lm.generate(prompt, **each).token_ids for lm, prompt, each in zip(lms, PROMPTS, options, strict=False)]
@@ -349,44 +340,33 @@ def test_while_others_never_stop_asking_a_batch_has_the_model_for_half_of_the_ti
 # --- prompts of a list are read in one padded forward pass ---
 
 
-def tokens(generations):
-    return [each.token_ids for each in generations]
-
-
 def bits(generations):
     return [(each.token_ids, each.logprobs) for each in generations]
 
 
-def check_near(found, expected, bound):
-    assert tokens(found) == tokens(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
-        assert one.order == other.order
-
-
-FAMILIES = [("rotor", family) for family in ("qwen2", "gemma2", "gpt_neox", "mistral", "phi3")] + [
-    ("set-based", "bloom")
+FAMILIES = [
+    *((method, "llama") for method in METHODS),
+    *(("rotor", family) for family in ("qwen2", "gemma2", "gpt_neox", "mistral", "phi3")),
+    ("set-based", "bloom"),
 ]
 
 
-@pytest.mark.parametrize(("method", "family"), [*((method, "llama") for method in METHODS), *FAMILIES])
+@pytest.mark.parametrize(("method", "family"), FAMILIES)
 def test_a_batch_answers_alike_without_a_cache_with_a_cold_and_with_a_warm_one_and_one_by_one(method, family):
     plain = InvariantModel(tiny_model(family, eos_token_id=None), method=method, backend="varlen")
     lm, fresh = (plain.with_cache(KeyValueCache()) for _ in range(2))
-    options = {"max_new_tokens": 5}
-    expected = [plain.generate(each, **options) for each in PROMPTS]
-    together, cold, warm = (each.generate(PROMPTS, **options) for each in (plain, lm, lm))
-    bound = math.inf
-    if method in ("rotor", "pine", "structured") or family != "llama":
-        bound = max(rounding(plain.generate, each, **options) for each in PROMPTS)
-        bound = min(bound, rounding(plain.generate, PROMPTS, **options))
-    for found in (together, cold, warm):
-        check_near(found, expected, bound)
+    together, cold, warm = (each.generate(PROMPTS, **OPTIONS) for each in (plain, lm, lm))
+    expected, alone, again = ([each.generate(prompt, **OPTIONS) for prompt in PROMPTS] for each in (plain, lm, fresh))
     sizes = [len(each.input_ids) - each.suffix_length for each in map(lm.prepare, PROMPTS)]
-    alone = [lm.generate(each, **options) for each in PROMPTS]
     for found in (warm, alone):
         assert [each.usage.cached_tokens for each in found] == sizes
-    check_near([fresh.generate(each, **options) for each in PROMPTS], expected, bound)
+    bound = math.inf
+    if method in ("rotor", "pine", "structured") or family != "llama":
+        bound = max(rounding(plain.generate, each, **OPTIONS) for each in PROMPTS)
+        bound = min(bound, rounding(plain.generate, PROMPTS, **OPTIONS))
+    for one, other in zip(together + cold + warm + again, expected * 4, strict=True):
+        assert (one.token_ids, one.order) == (other.token_ids, other.order)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=bound)
 
 
 def test_one_forward_pass_reads_all_prompts_of_a_batch_and_with_a_cache_all_sets_and_all_questions(llama):
@@ -394,7 +374,6 @@ def test_one_forward_pass_reads_all_prompts_of_a_batch_and_with_a_cache_all_sets
     prepared = [lm.prepare(each) for each in PROMPTS]
     longest = max(len(each.input_ids) for each in prepared)
     sets = max(len(each.input_ids) - each.suffix_length for each in prepared)
-    questions = max(each.suffix_length for each in prepared)
     with forward_passes(llama) as passes:
         lm.generate(PROMPTS, max_new_tokens=3)
     assert passes == [(5, longest), (5, 1), (5, 1)]
@@ -403,7 +382,7 @@ def test_one_forward_pass_reads_all_prompts_of_a_batch_and_with_a_cache_all_sets
     with forward_passes(llama) as passes:
         lm.generate(PROMPTS, max_new_tokens=2)
         lm.generate(PROMPTS[::-1], max_new_tokens=2)
-    assert passes == [(5, sets), (5, questions), (5, 1), (5, 1), (5, questions), (5, 1), (5, 1)]
+    assert passes == [(5, sets), (5, max(SUFFIXES)), (5, 1), (5, 1), (5, max(SUFFIXES)), (5, 1), (5, 1)]
 
 
 @pytest.mark.parametrize("cache", [None, KeyValueCache()], ids=["uncached", "cached"])
@@ -411,9 +390,9 @@ def test_prompts_with_beams_or_without_segments_are_read_together(cache, llama):
     lm = InvariantModel(llama, backend="varlen", cache=cache)
     mixed = [PROMPTS[0], Prompt(prefix=[], segments=[], suffix=[5, 9, 33, 40]), PROMPTS[1]]
     for batch, beams in ((PROMPTS, 2), (mixed, 1), (mixed, 1)):  # the last one with what is cached by then
-        expected = tokens([lm.with_cache(None).generate(each, max_new_tokens=4, num_beams=beams) for each in batch])
+        expected = [lm.with_cache(None).generate(each, **OPTIONS, num_beams=beams).token_ids for each in batch]
         with forward_passes(llama) as passes:
-            assert tokens(lm.generate(batch, max_new_tokens=4, num_beams=beams)) == expected
+            assert [each.token_ids for each in lm.generate(batch, **OPTIONS, num_beams=beams)] == expected
         assert beams == 1 or {rows for rows, count in passes if count > 1} == {len(batch)}
 
 

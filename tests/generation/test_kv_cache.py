@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save
+from torch.nn.modules import module
 
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet
 from invariant_rag.errors import CacheWarning, DamagedEntry, InvalidChoice, UnsupportedCombination, UnusableFile
@@ -27,6 +28,7 @@ from invariant_rag.methods import METHODS, RowMethod
 from invariant_rag.testing import random_prompt
 from invariant_rag.testing.families import tiny_model
 from tests.comparing import assert_computes
+from tests.generation.test_streaming import runs_in_child
 
 PROMPT = random_prompt(random.Random(0), (6, 9, 1, 4), prefix=4, suffix=3)  # longer than sliding windows
 SHUFFLED = PROMPT.shuffled(random.Random(2))
@@ -77,9 +79,9 @@ def test_a_segment_is_read_once_and_reused_in_any_set(method, llama):
 def test_another_prefix_set_method_backend_model_or_environment_is_not_served(llama, monkeypatch):
     cache = KeyValueCache()
     lm, segments = InvariantModel(llama, cache=cache), list(PROMPT.segments)
-    choices = ({}, {"method": "pine"}, {"backend": "reference"}, {"deterministic": True})
     asked = [
-        *((lm.with_method(**each), PROMPT) for each in choices),
+        *((lm.with_method(**each), PROMPT) for each in ({}, {"method": "pine"}, {"backend": "reference"})),
+        (lm.with_method(deterministic=True), PROMPT),
         (InvariantModel(tiny_model("llama", seed=1), cache=cache), PROMPT),
         *((lm, Prompt(PROMPT.prefix, each, PROMPT.suffix)) for each in (segments[1:], [*segments, [7]])),
         (lm, Prompt([*PROMPT.prefix, 5], segments, PROMPT.suffix)),
@@ -135,21 +137,14 @@ def test_what_a_method_or_a_model_read_before_and_after_it_changed_is_kept_apart
         assert reloaded.cache.stats().disk_hits == 1
 
 
-def of_its_own(model, patch):
-    norm = model.model.norm
-    patch.setattr(norm, "forward", functools.wraps(norm.forward)(lambda x: type(norm).forward(norm, x) * 2))
-
-
-def of_all(_, patch):
-    patch.setattr(torch.nn.modules.module, "_global_forward_pre_hooks", {1: lambda *_: None})
-
-
 FOREIGN = {
     "a hook of model.layers.0": lambda model, _: model.model.layers[0].register_forward_hook(lambda *of: of[2] + 0.5),
     "a hook of model.layers.1": lambda model, _: model.model.layers[1].register_forward_pre_hook(lambda *_: None),
     "a hook of the model": lambda model, _: model.register_forward_hook(functools.partial(lambda *_: None)),
-    "a forward of its own in model.norm": of_its_own,
-    "a hook of all modules": of_all,
+    "a forward of its own in model.norm": lambda model, patch: patch.setattr(
+        model.model.norm, "forward", functools.wraps(model.model.norm.forward)(lambda states: states * 2)
+    ),
+    "a hook of all modules": lambda _, patch: patch.setattr(module, "_global_forward_pre_hooks", {1: lambda *_: None}),
 }
 
 
@@ -189,8 +184,7 @@ def test_the_least_recently_used_entries_make_room():
     assert [cache.get(name) is not None for name in "abcd"] == [True, False, True, True]
     cache.put("huge", entry(100))
     assert cache.get("huge") is None
-    found = cache.stats()
-    assert (found.entries, found.bytes, found.evictions) == (3, 240, 1)
+    assert (cache.stats().entries, cache.stats().bytes, cache.stats().evictions) == (3, 240, 1)
     cache.put("d", entry(5))
     assert (cache.stats().entries, cache.stats().bytes) == (3, 200), "one key has one entry"
     cache.clear()
@@ -215,22 +209,18 @@ def test_a_pickled_model_answers_alike_with_a_cache_of_its_own(llama, tmp_path):
 
 
 WRONG = [
-    *(
-        ({name: each}, f"{name}: expected")
-        for name in ("max_bytes", "max_disk_bytes")
-        for each in (Path("x"), -1, None)
-    ),
-    *(({name: 1.5}, f"{name}: expected") for name in ("max_bytes", "max_disk_bytes", "device", "folder", "namespace")),
-    *(({name: each}, f"{name}: expected") for name, each in (("device", "gpu"), ("folder", ""), ("namespace", None))),
-    ({"folder": "null\x00character"}, "null"),
-    ({"folder": f"{__file__}/below"}, "test_kv_cache"),
+    *((name, each) for name in ("max_bytes", "max_disk_bytes") for each in (Path("x"), -1, None, 1.5)),
+    *(("device", "gpu"), ("device", 1.5), ("folder", ""), ("folder", 1.5), ("namespace", None), ("namespace", 1.5)),
 ]
 
 
 def test_a_wrong_argument_is_named_and_only_keys_and_values_are_stored():
-    for keywords, message in WRONG:
-        with pytest.raises((InvalidChoice, UnusableFile), match=message):
-            KeyValueCache(**keywords)
+    for name, value in WRONG:
+        with pytest.raises(InvalidChoice, match=f"{name}: expected"):
+            KeyValueCache(**{name: value})
+    for folder, named in (("null\x00character", "null"), (f"{__file__}/below", "test_kv_cache")):
+        with pytest.raises((InvalidChoice, UnusableFile), match=named):
+            KeyValueCache(folder=folder)
     for wrong in ([], None, [5], [(torch.ones(1, 1, 1),)], [(torch.ones(1, 1, 1), None)]):
         with pytest.raises(InvalidChoice, match="keys and values"):
             KeyValueCache().put("x", wrong)
@@ -372,8 +362,12 @@ def test_clearing_and_making_room_touch_nobody_elses_files(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["a pipe", "a folder"])
-def test_a_disk_that_refuses_costs_no_answer_and_is_an_error_of_clear(kind, llama, tmp_path, caplog):
+def test_a_disk_that_refuses_costs_no_answer_and_is_an_error_of_clear(kind, llama, tmp_path, caplog, monkeypatch):
     path = file_of(tmp_path / "a", "x")
+    monkeypatch.setattr(os, "utime", Mock(side_effect=PermissionError("read-only")))
+    cache = KeyValueCache(folder=path.parent)
+    assert cache.get("x") is not None, "a store that may only be read serves"
+    assert (cache.stats().disk_hits, cache.stats().disk_errors) == (1, 0)
     path.unlink()
     os.mkfifo(path) if kind == "a pipe" else path.mkdir()
     cache = KeyValueCache(max_bytes=0, folder=path.parent)
@@ -389,14 +383,6 @@ def test_a_disk_that_refuses_costs_no_answer_and_is_an_error_of_clear(kind, llam
     assert "cannot write" in caplog.text
     with pytest.raises(UnusableFile, match="cannot clear"):
         cache.clear()
-
-
-def test_a_store_that_may_only_be_read_serves(tmp_path, monkeypatch):
-    file_of(tmp_path, "x")
-    monkeypatch.setattr(os, "utime", Mock(side_effect=PermissionError("read-only")))
-    cache = KeyValueCache(folder=tmp_path)
-    assert cache.get("x") is not None
-    assert (cache.stats().disk_hits, cache.stats().disk_errors) == (1, 0)
 
 
 def _write_for_ever(folder, start, room):
@@ -438,13 +424,10 @@ def test_a_folder_of_another_user_holds_nothing_for_this_one():
         Path(outside).chmod(0o755)
         folder = Path(outside) / "cache"
         file_of(folder, "x")
-        child = os.fork()
-        if not child:
+
+        def look():
             os.setuid(65534)
-            try:
-                found = has(folder, "x")[0]
-            except BaseException:  # noqa: BLE001 - nothing of the parent's test may run on here
-                os._exit(2)
-            os._exit(int(found))
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+            assert has(folder, "x") == [False]
+
+        assert runs_in_child(look)
         assert has(folder, "x") == [True]

@@ -8,6 +8,7 @@ import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,13 +19,13 @@ from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet, err
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.errors import ContextOverflow, InvalidPrompt, UnsupportedCombination
-from invariant_rag.generation.lazy import LazyModel
+from invariant_rag.generation.lazy_model import LazyModel
 from invariant_rag.methods import PINE
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import Frequency
 from invariant_rag.testing.families import tiny_model
 from invariant_rag.testing.rounding import rounding
-from tests.comparing import another_thread_at, assert_computes
+from tests.comparing import assert_computes
 from tests.generation.test_batching import forward_passes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -52,7 +53,7 @@ def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny
         lm.logits(Prompt("text", ["more"], "text"))
 
 
-def test_another_method_shares_the_weights_and_brings_its_own_ordering(llama):
+def test_another_method_shares_the_weights_and_brings_its_own_ordering_and_an_answer_needs_room_too(llama):
     lm = InvariantModel(llama, ordering="frequency", max_segment_tokens=5)
     other = lm.with_method("sequential")
     assert other.model is lm.model
@@ -63,14 +64,10 @@ def test_another_method_shares_the_weights_and_brings_its_own_ordering(llama):
     with pytest.raises(ContextOverflow, match="max_segment_tokens=5"):
         other.logits(Prompt([1], [[2] * 6], [3]))
     assert len(other.with_method(overflow="trim_segments").prepare(Prompt([1], [[2] * 6], [3])).input_ids) == 7
-
-
-def test_the_answer_needs_room_in_the_window_too(llama):
-    lm, prompt = InvariantModel(llama), Prompt([3], [[5] * 250, [6] * 250], [7])
-    with pytest.raises(ContextOverflow, match=r"512 tokens.*502 in the prompt.*20 to generate") as caught:
-        lm.generate(prompt, max_new_tokens=20)
-    assert "overflow=" in caught.value.hint
-    assert lm.generate(prompt, max_new_tokens=10).usage.total_tokens == 512
+    long = Prompt([3], [[5] * 5] * 100, [7])
+    with pytest.raises(ContextOverflow, match=r"512 tokens.*502 in the prompt.*20 to generate"):
+        lm.generate(long, max_new_tokens=20)
+    assert lm.generate(long, max_new_tokens=10).usage.total_tokens == 512
 
 
 def test_a_prompt_is_rendered_from_a_question_or_from_messages_alone(model):
@@ -132,6 +129,9 @@ def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama, me
     assert not gradient[1].any()
     with pytest.raises(InvalidPrompt, match="same length in a batch"):
         lm.arranged([prepared[0], lm.prepare(Prompt([1], [[2], [3]], [4] * 5))]).__enter__()
+    for rows, said in ((ids[:, :-1], "at least the 9 tokens"), (ids[:1], "2 arranged prompts, got 1 rows")):
+        with lm.arranged(prepared), pytest.raises(InvalidPrompt, match=said):
+            llama(input_ids=rows)
 
 
 def test_a_generation_config_says_how_and_leaves_the_rest_to_the_model_as_keywords_do_that_are_none(llama):
@@ -292,15 +292,10 @@ def test_every_prompt_of_a_list_has_a_seed_and_the_tokens_that_it_has_alone(opti
 
 @pytest.fixture
 def loads(monkeypatch):
-    """Folders that transformers loaded weights from."""
-    folders, load = [], AutoModelForCausalLM.from_pretrained
-
-    def noting(place, **options):
-        folders.append(str(place))
-        return load(place, **options)
-
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", noting)
-    return folders
+    """Calls by which transformers loaded weights."""
+    load = Mock(wraps=AutoModelForCausalLM.from_pretrained)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    return load.call_args_list
 
 
 @pytest.fixture
@@ -321,13 +316,14 @@ def test_nothing_is_loaded_before_the_first_use_and_then_once_as_long_as_somebod
     assert LazyModel(folder).lm().model is held.model
     del held
     LazyModel(folder).lm()  # the one that was used last
-    assert loads == [str(folder), str(tiny_folder)]
+    assert len(loads) == 2
     LazyModel(tiny_folder).lm()
     waiting = LazyModel(folder)
     LazyModel(folder).lm()
     LazyModel(tiny_folder).lm()
     waiting.lm()  # has the weights that were loaded for a single call
-    assert loads == [str(each) for each in (folder, tiny_folder, tiny_folder, folder, tiny_folder)]
+    loaded = [str(call.args[0]) for call in loads]
+    assert loaded == [str(each) for each in (folder, tiny_folder, tiny_folder, folder, tiny_folder)]
 
 
 def test_other_options_and_a_folder_that_was_written_again_load_other_weights_and_choices_share_them(folder):
@@ -377,11 +373,3 @@ def test_without_a_name_it_says_once_that_a_toy_answers():
     lazy.lm()
     LazyModel(EMBEDDED["generator"]).lm()  # who names it knows it
     assert LazyModel("native").lm().name == str(EMBEDDED["native"])
-
-
-def test_a_pass_of_another_thread_does_not_end_an_arranged_prefill(llama):
-    lm = InvariantModel(llama)
-    expected = lm.generate(PROMPT, max_new_tokens=2).logprobs
-    with another_thread_at([llama.model.layers[-1]], lambda: llama(torch.tensor([[3, 4, 5]]))) as others:
-        assert lm.generate(PROMPT, max_new_tokens=2).logprobs == expected
-    assert others

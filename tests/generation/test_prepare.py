@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from invariant_rag import MicroBatcher, Prompt, Segment, SegmentSet
 from invariant_rag.attention.sdpa import SDPA
-from invariant_rag.errors import ContextOverflow, InvalidPrompt
+from invariant_rag.errors import ContextOverflow
 from invariant_rag.generation.choices import ResolvedChoices
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.outputs import ledger
@@ -80,12 +80,6 @@ SEVERAL = Prompt.of("p", SegmentSet(["bb", "aa"]), "m", SegmentSet(["dddd", "ccc
 def test_rank_zero_is_next_to_the_suffix_and_the_last_goes_first(prompt, ordering, window, order, dropped, text):
     result = prepared(prompt, ordering, context_window=window, overflow="drop_last")
     assert (result.order, result.dropped, TOY.decode(list(result.input_ids))) == (order, dropped, text)
-
-
-def test_a_prompt_without_any_token_is_refused():
-    for empty in (Prompt(), Prompt("", [], ""), Prompt([], [[]], []), Prompt("", ["", ""], ""), Prompt.of()):
-        with pytest.raises(InvalidPrompt, match="at least one token"):
-            prepared(empty)
 
 
 def test_orderings_are_asked_with_the_query_or_else_the_last_text():
@@ -241,8 +235,6 @@ def test_citations_and_spans_ignore_the_order_of_the_chunks(answer, order):
 
 
 THREE = [Segment("one"), Segment("two, longer"), Segment("three, the longest")]
-
-
 NAMES = [each.content_hash for each in sorted(THREE, key=lambda each: each.text, reverse=True)]  # two, three, one
 LEDGER = {"sets": [3], "order": NAMES, "dropped": [], "trimmed": [], "cached_tokens": 0, "method": "rotor"}
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from invariant_rag import InvariantModel, Prompt
-from invariant_rag.errors import InvalidOption, InvalidPrompt, UnsupportedCombination
+from invariant_rag.errors import InvalidOption, UnsupportedCombination
 from invariant_rag.generation.answer_parsing import trim_at_stop_string, until_stop_string
 from invariant_rag.generation.answers import AnswerDelta
 from invariant_rag.generation.streaming import TextQueueStreamer, TextStream, replay
@@ -33,8 +33,6 @@ OTHER = Prompt([5], [[9, 8], [7, 7]], [13])
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
 SCALED = {"method": "sequential", "intervention": HiddenScaling([3], 0.5, [0, 1])}
 WRAPPERS = [*({"method": name} for name in ("rotor", "pine", "ape", "structured")), SCALED]
-
-
 PIECES = ["<unk>", "\n", "▁", "▁a", "▁▁b", "c", "é", "文", "."]
 WORDS = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(PIECES)}, unk_token="<unk>"))
 WORDS.pre_tokenizer, WORDS.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -170,16 +168,6 @@ def test_calls_by_a_processor_or_a_criterion_or_within_an_arranged_block_change_
         assert len(calls) >= 4
     with lm.arranged([lm.prepare(PROMPT)]):
         assert others() == inner
-
-
-@pytest.mark.parametrize("method", ["rotor", "pine"])
-def test_other_texts_within_an_arranged_block_are_refused(llama, method):
-    lm = InvariantModel(llama, method=method)
-    prepared = lm.prepare(PROMPT)
-    with lm.arranged([prepared]), pytest.raises(InvalidPrompt, match="at least the 10 tokens"):
-        llama(input_ids=IDS)
-    with lm.arranged([prepared, prepared]), pytest.raises(InvalidPrompt, match="2 arranged prompts, got 1 rows"):
-        llama(input_ids=torch.tensor([prepared.input_ids]))
 
 
 def test_a_stream_that_could_never_begin_is_refused(model, prompt):

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from invariant_rag import InvariantModel, Prompt, SegmentSet
 from invariant_rag.arrangement import Layout
 from invariant_rag.attention import pine, resolve_backend
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.base import AttentionCall
 from invariant_rag.attention.positions import Rotation
 from invariant_rag.errors import ContextOverflow
 from invariant_rag.methods import APE, resolve_method

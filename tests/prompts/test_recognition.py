@@ -1,12 +1,8 @@
-"""A slot is a set in every order of its documents or in none, as declared segments are; all else stays as written.
-
-What stays text, or no model got, is noticed.
-"""
+"""A slot is a set in every order of its documents or in none, as declared segments are; all else stays as written."""
 
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
 from itertools import permutations
@@ -28,7 +24,6 @@ SALT = Segment("Salt is sold in Brenn.\n\nIt is cheap.", "Trade", {"source": "sa
 DOCUMENTS = (FERRY, MILL, SALT)
 JOINED = "\n".join(each.text for each in DOCUMENTS)
 
-Template = Callable[[int, Segment], str]
 SETS = {
     **{repr(sep): (lambda n, each: each.text, sep) for sep in ("\n\n", "\n", " ", "\n\n---\n\n", "\nNEXT\n")},
     "bullets": (lambda n, each: f"- {each.text}\n", ""),
@@ -75,20 +70,16 @@ def test_a_constant_template_is_a_set_in_every_order_and_one_that_counts_or_chan
         assert holds_documents("Answer from this:\n" + written({**SETS, **TEXTS}[name], listed), Retrieval(DOCUMENTS))
 
 
-PAGES = [Segment(each.text, metadata={"page": n, "id": "_abc"[n]}) for n, each in enumerate(DOCUMENTS, 1)]
-
-
-def filed(*values, texts=None):
-    texts = texts or [each.text for each in DOCUMENTS]
-    return [Segment(text, metadata={"k": k}) for text, k in zip(texts, values, strict=True)]
-
-
 def test_what_cannot_be_told_from_the_template_or_counts_leaves_text_in_every_order():
+    def filed(*values, texts=tuple(each.text for each in DOCUMENTS)):
+        return [Segment(text, metadata={"k": k}) for text, k in zip(texts, values, strict=True)]
+
+    pages = [Segment(each.text, metadata={"page": n, "id": "_abc"[n]}) for n, each in enumerate(DOCUMENTS, 1)]
     for template, sep, listed in (
         # `[1]` beside the page 1 may be its page, or its place; in another order it is only one of them.
-        (lambda n, each: f"[{n}] {each.text}", "\n", PAGES),
-        (lambda n, each: f"[{each.metadata['page']}] {each.text}", "\n", PAGES),
-        (lambda n, each: f"({each.metadata['id']}) {each.text}", "\n", PAGES),
+        (lambda n, each: f"[{n}] {each.text}", "\n", pages),
+        (lambda n, each: f"[{each.metadata['page']}] {each.text}", "\n", pages),
+        (lambda n, each: f"({each.metadata['id']}) {each.text}", "\n", pages),
         # 3 is also a part of 300; a value may be the separator; two equal texts have different fields.
         (lambda n, each: f"Page {each.metadata['k']} of 300: {each.text}", "\n", filed(12, 3, 7)),
         (lambda n, each: f"{each.metadata['k']}: {each.text}", "\n", filed("", "en", "en")),
@@ -143,13 +134,8 @@ def test_documents_that_cannot_be_told_apart_are_treated_alike_in_every_order(te
 
 _letters = st.sampled_from(["a", "b", " ", "\n", "-", "1"])
 _values = st.one_of(st.integers(0, 12), st.text(_letters, max_size=2), st.sampled_from(["x.txt", "y.txt", "xx.txt"]))
-_documents = st.lists(
-    st.builds(
-        lambda text, k, m: Segment(text, metadata={"k": k, "m": m}), st.text(_letters, min_size=1), _values, _values
-    ),
-    min_size=2,
-    max_size=4,
-)
+_fields = st.fixed_dictionaries({"k": _values, "m": _values})
+_documents = st.lists(st.builds(Segment, st.text(_letters, min_size=1), metadata=_fields), min_size=2, max_size=4)
 _pieces = st.lists(st.sampled_from(["", "- ", "\n", "a", ": ", ("k",), ("m",)]), max_size=3)
 
 
@@ -253,19 +239,16 @@ def test_other_threads_and_tasks_know_nothing_of_it():
 
 # --- conversations: what people and models write arrives as it was written ---
 
-STEPS = ("Open the valve.", "Start the pump.", "Close the hatch.")
+A, B, C = STEPS = ("Open the valve.", "Start the pump.", "Close the hatch.")
 SLOT = "\n\n".join(STEPS)
 KNOWN = Retrieval(tuple(map(Segment, STEPS)))
-ORDERED = [
-    template.format(*STEPS)
-    for template in (
-        "My steps: 1. {0} 2. {1} 3. {2} What did I do in step 1?",
-        "I wrote '{0}' first, then '{1}', then '{2}'. Was that right?",
-        "{0}\n{1}\n{2}\nWhich of these lines comes first?",
-        '[{{"text": "{0}"}}, {{"text": "{1}"}}, {{"text": "{2}"}}]',
-        "- {0}\n- {1}\n- {2}\n\nPut these in the right order.",
-    )
-]
+ORDERED = (
+    f"My steps: 1. {A} 2. {B} 3. {C} What did I do in step 1?",
+    f"I wrote '{A}' first, then '{B}', then '{C}'. Was that right?",
+    f"{A}\n{B}\n{C}\nWhich of these lines comes first?",
+    f'[{{"text": "{A}"}}, {{"text": "{B}"}}, {{"text": "{C}"}}]',
+    f"- {A}\n- {B}\n- {C}\n\nPut these in the right order.",
+)
 """Texts whose order has a meaning, of which each names all retrieved documents."""
 
 
@@ -274,9 +257,8 @@ def asked(text, *, system="Be brief.", history=(), slots=()):
     return recognize([Turn("system", (system,)), *history, Turn("user", (text,))], known, [text, *slots])
 
 
-def kinds(*parts, known=(), slots=()):
-    found = recognize([Turn("user", parts)], known, slots)
-    return [each.kind for each in found.findings]
+def kinds(*parts):
+    return [each.kind for each in recognize([Turn("user", parts)]).findings]
 
 
 @pytest.mark.parametrize("text", [*ORDERED, SLOT])
@@ -338,10 +320,7 @@ def test_marked_segments_are_sets_or_a_reason_to_warn_and_what_is_no_text_stays_
     (marked,) = recognize([Turn("user", (mark_set(STEPS),))], [Retrieval(facts)]).sets
     assert marked == SegmentSet(facts), "with the metadata of the retrieval"
 
-    class Text(str):
-        __slots__ = ("block",)
-
-    image, text = {"type": "image"}, Text("Look: [1, 2]")
+    image, text = {"type": "image"}, type("Text", (str,), {})("Look: [1, 2]")
     parts = recognize([Turn("user", (text, image, json.dumps(STEPS)))]).turns[0].parts
     assert parts[0] is text
     assert parts[1] is image

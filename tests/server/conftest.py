@@ -137,10 +137,7 @@ def exchanged(http, sent):
 
 @contextmanager
 def served(command, log, url=None, **options):
-    """Run a command that serves, at a free port unless told, and give its address and process.
-
-    It is stopped however the block ends, and killed if that takes half a minute.
-    """
+    """Run a command that serves, at a free port unless told, until the block ends; give its address and process."""
     if url is None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
@@ -148,10 +145,8 @@ def served(command, log, url=None, **options):
 
     def is_up():
         assert process.poll() is None, "it ended"
-        try:
+        with suppress(httpx.TransportError):
             return httpx.get(f"{url}/ready").is_success
-        except httpx.TransportError:
-            return False
 
     with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, **options) as process:
         try:

@@ -9,9 +9,11 @@ import signal
 import sys
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import wraps
 from math import inf
 from pathlib import Path
+from socket import create_connection
 from threading import Event
 
 import httpx
@@ -59,7 +61,9 @@ def test_without_a_valid_key_nothing_is_answered(limited):
             response = limited.post(path, json=body(), headers=headers)
             assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key"), headers
             assert response.headers["www-authenticate"] == "Bearer"
-        assert [limited.get(path, headers=headers).status_code for path in ("/metrics", "/health")] == [401, 200]
+        paths = ("/", "/lab/lab.js", "/health", "/v1/models", "/metrics", "/lab", "/none", "/lab/%2e%2e/v1/models")
+        found = [limited.get(path, headers=headers).status_code for path in paths]
+        assert found == [200, 200, 200, 401, 401, 401, 401, 404]
 
 
 def test_a_tenant_learns_nothing_of_what_another_has_asked_nor_a_worker_a_key(limited):
@@ -158,6 +162,50 @@ def test_every_line_is_json_and_what_comes_again_and_again_is_counted():
     assert (len(lines), json.loads(lines[-1])["left_out"]) == (21, 259)
 
 
+RANKING = b"POST /v1/rerank HTTP/1.1\r\nHost: a\r\n"
+TWO_LENGTHS = b" HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+
+
+def test_what_is_hardly_http_or_has_two_lengths_is_refused_once_and_who_leaves_in_the_middle_does_no_harm(http):
+    hidden = TWO_LENGTHS + b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n"
+    for sent, status in (
+        (b"\x00" * 100, 400),
+        (b"GARBAGE\r\n\r\n", 400),
+        (RANKING + b"Content-Length: 9999999999\r\n\r\n{}", 413),
+        (RANKING + b"Content-Length: -1\r\n\r\n{}", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"a" * 100_000, 431),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501),
+        (b"GET /v1/models/%00%ff%2e%2e HTTP/1.1\r\nHost: a\r\nX-Request-Id: a\tb\r\nConnection: close\r\n\r\n", 404),
+        *((start + hidden, 400) for start in (b"POST /v1/rerank", b"GET /health", b"OPTIONS /v1/models")),
+    ):
+        head, _, content = exchanged(http, sent).partition(b"\r\n\r\n")
+        assert head.startswith(f"HTTP/1.1 {status} ".encode()), sent[:99]
+        assert json.loads(content)["error"]["type"] == "invalid_request_error"  # and no second answer behind it
+        assert http.get("/health").status_code == 200
+    content = json.dumps(body(max_tokens=8)).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(content)}\r\n\r\n".encode()
+    for sent in (head[:20], head, head + content[:10], head + content):
+        with create_connection((http.base_url.host, http.base_url.port)) as raw:
+            raw.sendall(sent)
+    assert http.post(CHAT, json=body(max_tokens=8)).status_code == 200
+
+
+@pytest.mark.parametrize("is_proxy", [False, True])
+def test_idle_connections_lock_nobody_out(is_proxy, embedded):
+    settings = Settings(max_connections=8, trusted_proxies=frozenset({"127.0.0.1"} if is_proxy else ()))
+    with client_of(InProcess(embedded), settings) as http, ExitStack() as stack:
+        address = http.base_url.host, http.base_url.port
+        idle = [stack.enter_context(create_connection(address)) for _ in range(40)]
+        for _ in range(3):
+            assert httpx.get(http.base_url.join("/health"), timeout=10).status_code == 200
+        idle[0].settimeout(1 if is_proxy else 10)
+        if is_proxy:  # whose connections are those of many
+            with pytest.raises(TimeoutError):
+                idle[0].recv(1)
+        else:
+            assert idle[0].recv(1) == b""  # the oldest one is closed
+
+
 @pytest.mark.slow
 def test_the_command_finishes_what_runs_before_it_ends(tmp_path):
     command = [sys.executable, "-c", "from invariant_rag.cli import app; app()", "serve"]
@@ -177,22 +225,12 @@ HALT_SECONDS = 30.0  # that a request may take to the model while nothing else c
 
 
 class Watched(MicroBatcher):
-    """A batcher that counts the forward passes until each answer to the modest tenant has a token.
-
-    Passes halt from when such a request is sent until it is here. So the counts are those of any machine, however busy;
-    and a request that waits for a pass of others before it gets here is never here, which counts as infinity.
-    """
+    """A batcher that counts the forward passes until each answer to the modest tenant has a token."""
 
     def __init__(self, modest):
         super().__init__()
         self._modest, self.passes, self.late, self.here = modest, 0, [], Event()
         self.here.set()
-
-    def count(self):
-        if not self.here.wait(HALT_SECONDS):
-            self.late.append(inf)
-            self.here.set()
-        self.passes += 1
 
     def stream(self, lm, prompt, options=None, **more):
         if lm.cache is not self._modest:
@@ -211,7 +249,11 @@ class Watched(MicroBatcher):
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 1.5, "seed": 1}], ids=["greedy", "sampled"])
 def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(more, model, monkeypatch):
-    """The model's answers never end by themselves. Lateness is counted in forward passes, of whomever they are."""
+    """The model's answers never end by themselves. Lateness is counted in forward passes, of whomever they are.
+
+    Passes halt from when the modest tenant sends a request until it is here. So the counts are those of any machine,
+    however busy; and a request that waits for a pass of others before it gets here is never here: that is infinity.
+    """
     tenants = {tenant: KeyValueCache(namespace=tenant) for tenant in ("greedy", "modest")}
     engine = InProcess(model, caches=tenants)
     settings = Settings(keys={each: each for each in tenants}, operator_key=KEY)
@@ -220,7 +262,10 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(more, 
 
     @wraps(forward)
     def counted(module, *given, **options):
-        watched.count()
+        if not watched.here.wait(HALT_SECONDS):
+            watched.late.append(inf)
+            watched.here.set()
+        watched.passes += 1
         return forward(module, *given, **options)
 
     monkeypatch.setattr(type(model.model), "forward", counted)  # with a hook, nothing would be cached
@@ -244,14 +289,13 @@ def test_a_flood_of_one_tenant_does_not_keep_another_from_its_first_token(more, 
 
     with client_of(engine, settings) as http, ThreadPoolExecutor(80) as pool:
         _, *alone = lateness(http, 0)  # the first one reads the documents
-        flooding = [pool.submit(flood, http) for _ in range(80)]
+        flooding = pool.map(flood, [http] * 80)
         try:
             wait_until(lambda: metric(http, "active_requests") > 2 * engine.together, 60)
             late = lateness(http, 2 * FLOOD_TOKENS)  # by then, the batch that the last one has interrupted is done
         finally:
             stop.set()
-        for each in flooding:
-            each.result()
+        assert not any(flooding)
     assert max(late) < TIMES_AS_LATE * min(alone), (late, alone)
 
 
@@ -291,10 +335,13 @@ EXAMPLES = {each.name: each.read_text("utf-8") for each in (Path(__file__).paren
 
 
 def objects(name):
-    """Return the objects in a file, by their kind: there is one of each, so all of them are checked."""
+    """Return the objects in a file, by their kind: there is one of each, so all are checked. Images have versions."""
     listed = list(yaml.safe_load_all(EXAMPLES[name]))
     found = {each.get("kind"): each for each in listed}
     assert len(found) == len(listed)
+    images = re.findall(r"image: (\S+)", EXAMPLES[name])
+    assert images
+    assert all(re.fullmatch(r"[a-z/-]+:\d[\w.-]+", image) for image in images), images
     return found
 
 
@@ -304,15 +351,8 @@ def options_of(script):
     return get_command(command_line).commands["serve"].make_context("serve", shlex.split(arguments)).params
 
 
-def test_every_example_is_checked_and_every_image_has_a_version():
-    assert sorted(EXAMPLES) == ["compose.yaml", "kubernetes.yaml", "rayservice.yaml"]
-    for text in EXAMPLES.values():
-        images = re.findall(r"image: (\S+)", text)
-        assert images
-        assert all(re.fullmatch(r"[a-z/-]+:\d[\w.-]+", image) for image in images), images
-
-
 def test_compose_starts_a_server_at_the_port_that_it_publishes():
+    assert sorted(EXAMPLES) == ["compose.yaml", "kubernetes.yaml", "rayservice.yaml"], "these are checked here"
     compose = objects("compose.yaml")[None]["services"]["invariant-rag"]
     options = options_of(compose["command"][0].replace("$$", "$"))
     assert options["host"] == "0.0.0.0"

@@ -32,7 +32,7 @@ from langchain_invariant_rag.recognition import OrderRules, RecognizesDocuments
 
 if TYPE_CHECKING:
     from invariant_rag.generation.kv_cache import KeyValueCache
-    from invariant_rag.generation.lazy import LazyModel
+    from invariant_rag.generation.lazy_model import LazyModel
     from invariant_rag.generation.model import InvariantModel
 
     Model: TypeAlias = InvariantModel | str | Path | None
@@ -184,7 +184,7 @@ class InvariantParameters(RecognizesDocuments):
         return self._known[1]
 
     def _lazy_model(self) -> LazyModel:
-        from invariant_rag.generation.lazy import LazyModel
+        from invariant_rag.generation.lazy_model import LazyModel
 
         revision = {} if self.revision is None else {"revision": self.revision}
         loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs, **revision}

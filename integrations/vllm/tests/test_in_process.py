@@ -1,22 +1,57 @@
 """vLLM in this process answers as `InvariantModel.generate` does, whatever else is in a batch, and when preempted.
 
 Its prefix cache keeps plain keys, arranged ones, those of different sets and those of tenants apart. Log-probabilities
-tell: rounding moves them by 1e-5, and keys of another arrangement by 0.01 and more.
+tell: rounding moves them by 1e-5, and keys of another arrangement by 0.01 and more. What runs on an `InvariantModel`
+runs on vLLM by changing the model line: frameworks, objects of a schema, calls.
 """
 
 import random
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise, permutations
+from threading import Event
+from typing import Annotated, Literal
 
 import pytest
-from invariant_rag import KeyValueCache, Prompt, SegmentSet
-from invariant_rag.errors import InvalidChoice, InvalidOption, UnsupportedCombination
+from invariant_rag import KeyValueCache, MicroBatcher, Prompt, SegmentSet
+from invariant_rag.audit import Question, audit
+from invariant_rag.errors import IncompleteObject, InvalidChoice, InvalidOption, UnsupportedCombination
+from invariant_rag.generation.answering import Answering
+from invariant_rag.generation.answers import AnswerRequest
+from invariant_rag.generation.digest import model_digest
+from invariant_rag.generation.structured import Tool, constrain, generate_structured
 from invariant_rag.methods import APE, METHODS
+from langchain_core.messages import HumanMessage
+from langchain_invariant_rag import ChatInvariant, InvariantLLM
+from langchain_invariant_rag.documents import to_block
+from llama_index.core.schema import NodeWithScore, TextNode
+from llama_index.llms.invariant_rag import InvariantLLM as LlamaIndexLLM
+from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
+from pydantic import BaseModel, Field
 
-from tests.worlds import LENGTH, MOVED, Pair, ask, documents, moved
-from vllm_invariant_rag import RequestRefused, VLLMBackend
+from tests.conftest import LENGTH, MOVED, Pair, ask, documents, moved, question
+from vllm_invariant_rag import RequestRefused, VLLMBackend, sampling
 
 SAMPLED = {"do_sample": True, "temperature": 2.0, "top_k": 0, **LENGTH}
+
+
+class Flag(BaseModel):
+    place: str = Field(max_length=20)
+    colour: Literal["red", "green", "blue", "orange"]
+    founded: int = Field(ge=1000, le=1999)
+    names: list[Annotated[str, Field(max_length=8)]] = Field(max_length=2)
+
+
+TOOLS = [
+    Tool("search", "Search for a text.", {"properties": {"query": {"type": "string", "maxLength": 12}}}),
+    Tool("measure", "Measure a way.", {"properties": {"miles": {"type": "integer", "maximum": 99}}}),
+]
+
+
+@pytest.fixture(params=["in process", "over HTTP"])
+def either(request, pair, on_server):
+    return pair if request.param == "in process" else Pair(pair.here, on_server)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
@@ -33,12 +68,19 @@ def test_every_method_gives_the_tokens_of_generate_cold_and_from_prefixes_that_e
 
 
 @pytest.mark.parametrize("method", ["rotor", "isolated", "pine-in-place"])
-def test_a_prefix_that_ends_before_the_last_segment_is_read_from_blocks(method, pair):
-    segments = [list(range(start, stop)) for start, stop in pairwise((30, 70, 110, 150, 190, 195))]
-    for suffix, cached in (([8, 9], 0), ([10, 11], 160)):  # five blocks, of 168 tokens
-        prompt = Prompt(prefix=[5, 6, 7], segments=segments, suffix=suffix)
-        (answer,) = pair.using(method, "given").alike(prompt)
-        assert answer.usage.cached_tokens == cached
+def test_prefixes_are_read_from_blocks_up_to_inside_the_last_segment_and_equal_tokens_in_other_sets_do_not_meet(
+    method, pair
+):
+    """In RoToR the first segments attend to those behind them, too."""
+    for cuts, suffix, cached in (
+        ((30, 70, 110, 150, 190, 195), [8, 9], 0),
+        ((30, 70, 110, 150, 190, 195), [10, 11], 160),  # five blocks, of 168 tokens
+        *(((30, 70, 110, 150), [8, 9], 0), ((30, 70, 110, 150, 190), [8, 9], 0), ((30, 70, 110, 150), [8, 9], 96)),
+        *(((30, 94, 150), [8, 9], 0), ((30, 70, 150), [8, 9], 0)),
+    ):
+        segments = [list(range(start, stop)) for start, stop in pairwise(cuts)]
+        (answer,) = pair.using(method, "given").alike(Prompt(prefix=[5, 6, 7], segments=segments, suffix=suffix))
+        assert answer.usage.cached_tokens == cached, (cuts, suffix)
 
 
 def test_segments_of_any_number_and_length_give_the_tokens_of_generate(pair):
@@ -80,21 +122,38 @@ def test_preempted_requests_resume_with_their_sets(method, pair, core, monkeypat
     assert preempted
 
 
-def test_a_thousand_mixed_requests_get_the_answers_that_they_get_alone(pair):
-    """Twenty sets in random orders, by four methods, plain prompts among them, in 64 blocks."""
-    rng, methods = random.Random(7), ("rotor", "isolated", "sequential", "pine-in-place")
-    sets = [documents(rng.randrange(0, 9), 700 + number) for number in range(20)]
-    expected = {}
-    for _ in range(25):
-        method, numbers = rng.choice(methods), rng.choices(range(20), k=40)
-        chosen = pair.using(method)
-        orders = [rng.sample(sets[number], len(sets[number])) for number in numbers]
-        prompts = [ask(pair.here, order, "What is told of it?") for order in orders]
-        answers = chosen.there.generate(prompts, max_new_tokens=8)
-        for number, prompt, answer in zip(numbers, prompts, answers, strict=True):
-            if (method, number) not in expected:
-                expected[method, number] = chosen.here.generate(prompt, max_new_tokens=8)
-            assert answer.token_ids == expected[method, number].token_ids, (method, number)
+MIXED = {  # methods, how many documents the sets have, and of how many requests each call is
+    "in 64 blocks": ("rotor isolated sequential pine-in-place", [*range(9)] * 2, [40] * 25),
+    "over HTTP": (
+        "rotor isolated set-based sequential ape structured pine",
+        (*range(4), 5, 6, 8, 10, 15, 20),
+        [1] * 200,
+    ),
+}
+
+
+def test_mixed_requests_of_sixteen_threads_get_the_answers_that_they_get_alone(either, pair):
+    """In random orders, and plain prompts among them."""
+    words, counts, calls = MIXED["in 64 blocks" if either is pair else "over HTTP"]
+    rng, methods, sets = (
+        random.Random(7),
+        words.split(),
+        [documents(each, 700 + seed) for seed, each in enumerate(counts)],
+    )
+    asked = [(rng.choice(methods), rng.choices(range(len(sets)), k=count)) for count in calls]
+
+    @cache
+    def expected(method, number):
+        return pair.using(method).here.generate(ask(pair.here, sets[number], "What?"), max_new_tokens=8).token_ids
+
+    def answers(method, numbers):
+        orders = [random.sample(sets[number], len(sets[number])) for number in numbers]
+        prompts = [ask(pair.here, order, "What?") for order in orders]
+        return [each.token_ids for each in either.using(method).there.generate(prompts, max_new_tokens=8)]
+
+    with ThreadPoolExecutor(16) as clients:
+        for (method, numbers), found in zip(asked, clients.map(answers, *zip(*asked, strict=True)), strict=True):
+            assert found == [expected(method, number) for number in numbers], (method, numbers)
 
 
 def test_a_stream_is_the_text_of_generate_and_a_closed_one_ends_its_request(pair):
@@ -139,35 +198,36 @@ def test_scores_are_those_of_score(pair):
     assert pair.there.score(prompt, []) == []
 
 
+def with_another(lm):
+    options = constrain(lm, Flag)
+    return {**options, "logits_processor": [*options["logits_processor"], print]}
+
+
 ONE = Prompt(suffix=[5])
-INVALID = {
-    "either url": lambda lm, on, llm: VLLMBackend(lm),
-    "or llm": lambda lm, on, llm: VLLMBackend(lm, url="http://127.0.0.1:1", llm=llm),
-    "RoutedModel": lambda lm, on, llm: VLLMBackend(lm.with_routing(), llm=llm),
-    "tenant": lambda lm, on, llm: on.with_tenant("\ud800"),
-}
-UNSUPPORTED = {
-    "routing": lambda lm, on, llm: on.with_routing(),
-    "no intervention": lambda lm, on, llm: on.with_method("sequential", intervention="ms-poe"),
-    "a forward pass": lambda lm, on, llm: on.logits(ONE),
-    "in this process": lambda lm, on, llm: on.arranged([]).__enter__(),
-    "no cache of our": lambda lm, on, llm: VLLMBackend(lm, llm=llm, cache=KeyValueCache(1)),
-    "own parameters": lambda lm, on, llm: on.with_method(APE(temperature=0.5)),
-    "num_beams": lambda lm, on, llm: on.generate(ONE, num_beams=2),
-    "no_repeat_ngram_size": lambda lm, on, llm: on.generate(ONE, no_repeat_ngram_size=2),
-    "do_sample=True for 2": lambda lm, on, llm: on.generate(ONE, num_return_sequences=2),
-    "guidance_scale": lambda lm, on, llm: on.generate(ONE, guidance_scale=2.0),
-}
+REFUSED = [
+    (InvalidChoice, "either url", lambda lm, on, llm: VLLMBackend(lm)),
+    (InvalidChoice, "or llm", lambda lm, on, llm: VLLMBackend(lm, url="http://127.0.0.1:1", llm=llm)),
+    (InvalidChoice, "RoutedModel", lambda lm, on, llm: VLLMBackend(lm.with_routing(), llm=llm)),
+    (InvalidChoice, "tenant", lambda lm, on, llm: on.with_tenant("\ud800")),
+    (UnsupportedCombination, "routing", lambda lm, on, llm: on.with_routing()),
+    (UnsupportedCombination, "no inter", lambda lm, on, llm: on.with_method("sequential", intervention="ms-poe")),
+    (UnsupportedCombination, "a forward pass", lambda lm, on, llm: on.logits(ONE)),
+    (UnsupportedCombination, "in this process", lambda lm, on, llm: on.arranged([]).__enter__()),
+    (UnsupportedCombination, "no cache of our", lambda lm, on, llm: VLLMBackend(lm, llm=llm, cache=KeyValueCache(1))),
+    (UnsupportedCombination, "own parameters", lambda lm, on, llm: on.with_method(APE(temperature=0.5))),
+    (UnsupportedCombination, "num_beams", lambda lm, on, llm: on.generate(ONE, num_beams=2)),
+    (UnsupportedCombination, "no_repeat_ngram_size", lambda lm, on, llm: on.generate(ONE, no_repeat_ngram_size=2)),
+    (UnsupportedCombination, "do_sample=True for 2", lambda lm, on, llm: on.generate(ONE, num_return_sequences=2)),
+    (UnsupportedCombination, "guidance_scale", lambda lm, on, llm: on.generate(ONE, guidance_scale=2.0)),
+    (UnsupportedCombination, "logits processors", lambda lm, on, llm: on.generate(ONE, logits_processor=[print])),
+    (UnsupportedCombination, "got builtin_function", lambda lm, on, llm: on.generate(ONE, **with_another(on))),
+]
 
 
-@pytest.mark.parametrize("words", [*INVALID, *UNSUPPORTED])
-def test_choices_that_make_no_sense_and_what_vllm_cannot_do_are_refused(words, llm, pair):
-    choose = {**INVALID, **UNSUPPORTED}[words]
-    with pytest.raises(InvalidChoice if words in INVALID else UnsupportedCombination, match=words):
-        choose(pair.here, pair.there, llm)
-
-
-# --- what is kept apart in the prefix cache ---
+def test_choices_that_make_no_sense_and_what_vllm_cannot_do_are_refused(llm, pair):
+    for error, words, choose in REFUSED:
+        with pytest.raises(error, match=words):
+            choose(pair.here, pair.there, llm)
 
 
 def send(llm, *requests, **more):
@@ -180,36 +240,27 @@ def send(llm, *requests, **more):
     return llm.generate([{"prompt_token_ids": list(each.token_ids)} for each in requests], params, use_tqdm=False)
 
 
-def distance(output, logprobs):
+def logprobs_of(output):
     (one,) = output.outputs
     assert one.finish_reason == "length"
-    found = [entry[token].logprob for entry, token in zip(one.logprobs, one.token_ids, strict=True)]
-    return max(abs(a - b) for a, b in zip(found, logprobs, strict=True))
+    return [entry[token].logprob for entry, token in zip(one.logprobs, one.token_ids, strict=True)]
 
 
 @pytest.mark.parametrize("arranged_first", [True, False])
 @pytest.mark.parametrize("together", [True, False])
 def test_plain_and_arranged_requests_of_the_same_tokens_do_not_meet(arranged_first, together, llm, pair):
     prompt = pair.prompt(200 + 2 * arranged_first + together, 8)
+    arranged, plain = (
+        pair.using(method).here.generate(prompt, **LENGTH).logprobs for method in ("rotor", "sequential")
+    )
+    assert arranged != pytest.approx(plain, abs=10 * MOVED), "the two methods have to be told apart"
     request = pair.request(prompt)
-    cases = [
-        (request, pair.here.generate(prompt, **LENGTH).logprobs),
-        (replace(request, kv_transfer_params=None), pair.using("sequential").here.generate(prompt, **LENGTH).logprobs),
-    ]
-    differ = max(abs(a - b) for a, b in zip(cases[0][1], cases[1][1], strict=True))
-    assert differ > 10 * MOVED, "the two methods have to be told apart"
+    cases = [(request, arranged), (replace(request, kv_transfer_params=None), plain)]
     asked = (cases if arranged_first else cases[::-1]) * 2
     requests = [each for each, _ in asked]
     outputs = send(llm, *requests) if together else [send(llm, each)[0] for each in requests]
-    assert all(distance(output, expected) < MOVED for output, (_, expected) in zip(outputs, asked, strict=True))
-
-
-def test_equal_tokens_in_other_sets_do_not_meet(pair):
-    """In RoToR the first segments attend to those behind them, too."""
-    tokens = list(range(30, 190))
-    for cuts in ((0, 40, 80, 120), (0, 40, 80, 120, 160), (0, 40, 80, 120), (0, 64, 120), (0, 40, 120)):
-        segments = [tokens[start:stop] for start, stop in pairwise(cuts)]
-        pair.using("rotor", "given").alike(Prompt(prefix=[5, 6, 7], segments=segments, suffix=[8, 9]))
+    for output, (_, expected) in zip(outputs, asked, strict=True):
+        assert logprobs_of(output) == pytest.approx(expected, abs=MOVED)
 
 
 @pytest.mark.parametrize("method", ["rotor", "sequential"])
@@ -223,15 +274,13 @@ def test_tenants_answer_alike_and_learn_nothing_of_each_other(method, pair):
 
 def test_a_salt_is_not_told_and_differs_for_every_engine(core, pair, monkeypatch):
     """Whoever knows a set and its tenant cannot leave plain keys where arranged ones are expected."""
-    connector, salts = core.scheduler.connector, []
+    connector, requests = core.scheduler.connector, []
     arrived = connector.on_new_request
-    monkeypatch.setattr(
-        connector, "on_new_request", lambda request: (arrived(request), salts.append(request.cache_salt))
-    )
+    monkeypatch.setattr(connector, "on_new_request", lambda each: (arrived(each), requests.append(each)))
     for secret in (connector._secret, "of another engine"):
         monkeypatch.setattr(connector, "_secret", secret)
         pair.there.generate(pair.prompt(245), max_new_tokens=1)
-    assert [len(salt) for salt in {*salts}] == [64, 64]
+    assert [len(salt) for salt in {each.cache_salt for each in requests}] == [64, 64]
 
 
 GOOD = {"method": "rotor", "texts": [4, 9], "sets": [[20, 20]]}
@@ -245,14 +294,13 @@ FORGED = [
 @pytest.mark.parametrize("reading", FORGED, ids=lambda reading: str(reading)[:80])
 def test_a_forged_reading_fails_its_request_and_harms_nobody(reading, llm, pair):
     prompts = [pair.prompt(seed, 8) for seed in (250, 251)]
-    expected = [pair.here.generate(prompt, **LENGTH).logprobs for prompt in prompts]
+    expected = [pytest.approx(pair.here.generate(each, **LENGTH).logprobs, abs=MOVED) for each in prompts]
     good, other = map(pair.request, prompts)
     forged = replace(good, kv_transfer_params={"invariant_rag": reading})
     for _ in range(2):  # the second time, blocks of the first could be found
         first, failed, second = send(llm, good, forged, other)
         assert (failed.outputs[0].finish_reason, list(failed.outputs[0].token_ids)) == ("error", [])
-        assert distance(first, expected[0]) < MOVED
-        assert distance(second, expected[1]) < MOVED
+        assert [logprobs_of(first), logprobs_of(second)] == expected
     with pytest.raises(RequestRefused):
         pair.there._engine.complete([good, forged])
 
@@ -264,3 +312,95 @@ def test_log_probabilities_of_the_prompt_are_those_of_the_arranged_one(llm, pair
     found = [entry[token].logprob for entry, token in zip(output.prompt_logprobs[-len(suffix) :], suffix, strict=True)]
     expected = [float(row[token]) for row, token in zip(logits, suffix, strict=True)]
     assert found == pytest.approx(expected, abs=MOVED)
+
+
+def answers_of_frameworks(model, segments):
+    """Yield answers, streams, batches, an object and calls of LangChain, a batch of completions, and LlamaIndex's."""
+
+    def message(text):
+        return [HumanMessage(content=[*(dict(to_block(each)) for each in segments), {"type": "text", "text": text}])]
+
+    asked = question(segments)
+    for micro_batching in (False, True):
+        short = ChatInvariant(model=model, max_tokens=16, micro_batching=micro_batching)
+        reply = short.invoke(message(asked))
+        yield reply.content, reply.response_metadata["invariant"]
+        yield "".join(chunk.content for chunk in short.stream(message(asked)))
+        yield [each.content for each in short.batch([message(text) for text in (asked, "How long is it?", "What?")])]
+    longer = ChatInvariant(model=model, max_tokens=120)
+    yield longer.with_structured_output(Flag).invoke(message(asked))
+    tools = longer.bind_tools([each.to_dict() for each in TOOLS], tool_choice="measure")
+    yield [(each["name"], each["args"]) for each in tools.invoke(message(asked)).tool_calls]
+    texts = sorted(f"Documents: {each.text}\n{question([each])}" for each in segments)
+    yield InvariantLLM(model=model, max_tokens=16, stop=["."]).batch(texts)
+    nodes = [NodeWithScore(node=TextNode(text=each.text)) for each in segments]
+    yield str(InvariantSynthesizer(llm=LlamaIndexLLM(model=model, max_tokens=16)).synthesize(asked, nodes))
+
+
+def test_frameworks_give_answers_objects_and_calls_alike_on_vllm_in_every_order(pair):
+    segments = documents(5, seed=400)
+    (text, invariant), *others = expected = [*answers_of_frameworks(pair.here, segments)]
+    assert (bool(text), invariant, type(others[5]), others[6][0][0]) == (True, True, Flag, "measure")
+    for order in (segments, segments[::-1]):
+        for found, wanted in zip(answers_of_frameworks(pair.there, order), expected, strict=True):
+            assert found == wanted
+
+
+def test_calls_that_would_be_batched_here_are_left_to_vllm(pair):
+    batcher, prompts = MicroBatcher(), [pair.prompt(seed, 3) for seed in (410, 411, 412)]
+    streams = [batcher.stream(pair.there, each, {"max_new_tokens": 12}) for each in prompts]
+    assert ["".join(each) for each in streams] == [pair.here.generate(each, max_new_tokens=12).text for each in prompts]
+    abandoned = Event()
+    abandoned.set()
+    with pytest.raises(CancelledError):
+        batcher.generate(pair.there, prompts[0], abandoned=abandoned)
+
+
+def test_an_audit_of_vllm_finds_that_the_order_changes_nothing_and_that_it_is_not_the_model_here(pair):
+    questions = [Question(question(each), tuple(each)) for each in (documents(3, 402), documents(3, 403))]
+    result = audit(pair.there, questions, workers=4, generation={"max_new_tokens": 8})
+    assert not result.flips
+    assert result.screen.between == 0.0
+    assert model_digest(pair.there) != model_digest(pair.here)
+    assert model_digest(pair.there) == model_digest(pair.using("rotor").there)
+
+
+@pytest.mark.parametrize("seed", [501, 502])
+def test_an_object_is_that_of_the_core_and_one_that_does_not_fit_is_cut_and_says_so(seed, either):
+    """But for log-probabilities: on vLLM, they are those among the grammar's tokens."""
+    prompt, there = either.prompt(seed, 4), either.there
+    ours = there.generate(prompt, **constrain(there, Flag, max_new_tokens=120))
+    moved(ours, either.here.generate(prompt, **constrain(either.here, Flag, max_new_tokens=120)))
+    assert isinstance(generate_structured(there, prompt, Flag, max_new_tokens=120), Flag)
+    stream = there.stream(prompt, **constrain(there, Flag, max_new_tokens=120))
+    assert "".join(stream) == ours.text
+    assert stream.generation.token_ids == ours.token_ids
+    few = len(ours.token_ids) - 1
+    moved(there.generate(prompt, **constrain(there, Flag, max_new_tokens=few + 1)), ours)
+    cut = there.generate(prompt, **constrain(there, Flag, max_new_tokens=few))
+    assert (cut.finish_reason, cut.token_ids) == ("length", ours.token_ids[:few])
+    with pytest.raises(IncompleteObject):
+        generate_structured(there, prompt, Flag, max_new_tokens=few - 1)
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel"), [("required", False), ("required", True), ("measure", True), ("auto", True), ("none", True)]
+)
+def test_an_answer_that_may_or_must_hold_calls_is_that_of_the_core(choice, parallel, either):
+    segments, forced = documents(4, 504), choice in {"required", "measure"}
+    content = ["How long is the Lume?"] if forced else [*segments, question(segments)]
+    options = {"tool_choice": choice, "parallel": parallel, "max_new_tokens": 60 if forced else 24}
+    request = AnswerRequest([{"role": "user", "content": content}], tools=TOOLS, **options)
+    here, there = (Answering(model, request).reply().first for model in (either.here, either.there))
+    moved(there.generation, here.generation)
+    assert there.tool_calls == here.tool_calls
+    assert there.tool_calls or not forced
+
+
+def test_control_tokens_are_banned_whatever_their_ids(lm, monkeypatch):
+    options = constrain(lm, Flag, max_new_tokens=120)
+    (processor,), most = options.pop("logits_processor"), options.pop("max_new_tokens")
+    controls = {token for token in processor.words.controls if token in processor.banned[b""]}
+    monkeypatch.setattr(sampling, "_MOST_BIASES", len(controls))
+    fields = sampling.sampling_of(lm, most, {**options, "logits_processor": [processor]})[0]
+    assert set(fields["logit_bias"]) == controls

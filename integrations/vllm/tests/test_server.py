@@ -1,10 +1,9 @@
 """A real vLLM server, with documents: `vllm serve` alone, `invariant-rag serve --vllm` before it, and `VLLMBackend`."""
 
 import json
-import socket
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from itertools import permutations
 from random import Random
 
@@ -20,16 +19,16 @@ from invariant_rag.server.serving import in_thread, server_of
 from invariant_rag.server.settings import UPSTREAM_KEY_VARIABLE, EngineConfig
 from jsonschema import validate
 from openai import BadRequestError, OpenAI
+from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from tests.worlds import LENGTH, MOVED, Pair, Server, ask, body_of, documents, moved, question
+from tests.conftest import LENGTH, MOVED, Pair, Server, ask, body_of, documents, moved, question
 from vllm_invariant_rag import UnsupportedServer, VLLMBackend, VLLMError
 from vllm_invariant_rag.engines import FACTS_PATH, HTTPEngine
 
 LIMIT = 1500
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PASSED = []
-"""Requests that the gateway has sent to vLLM."""
+PASSED = []  # requests that the gateway has sent to vLLM
 
 
 def client(url):
@@ -66,13 +65,13 @@ def choices(client, segments, **more):
 
 
 @pytest.mark.parametrize("method", ["rotor", "pine", "sequential"])
-def test_every_order_gives_the_tokens_of_generate(method, door, lm):
-    segments, chosen = documents(3, seed=600), lm.with_method(method, ordering="lexical")
+def test_every_order_gives_the_tokens_of_generate_whole_and_in_pieces(method, door, lm):
+    segments, chosen = documents(3, seed=603), lm.with_method(method, ordering="lexical")
     expected = chosen.generate(chosen.chat_prompt(question(segments), segments), max_new_tokens=16)
     tokens = token_logprobs(expected, lm.tokenizer)
+    more = {"logprobs": True, "invariant": {"method": method, "ordering": "lexical"}}
     for order in permutations(segments):
-        invariant = {"method": method, "ordering": "lexical"}
-        reply = door.post(CHAT, json=body_of(order, logprobs=True, invariant=invariant)).json()
+        reply = door.post(CHAT, json=body_of(order, **more)).json()
         (choice,) = reply["choices"]
         told = choice["logprobs"]["content"]
         assert [each["token"] for each in told] == [each.token for each in tokens]
@@ -80,18 +79,13 @@ def test_every_order_gives_the_tokens_of_generate(method, door, lm):
         assert (choice["message"]["content"], choice["finish_reason"]) == (expected.text, expected.finish_reason)
         assert (reply["invariant"]["method"], reply["invariant"]["invariant"]) == (method, True)
         assert reply["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
-
-
-def test_a_stream_is_the_whole_answer_in_pieces(door):
-    segments = documents(5, seed=601)
-    (whole,) = choices(door, segments, logprobs=True)
-    with door.stream("POST", CHAT, json=body_of(segments[::-1], logprobs=True, stream=True)) as response:
+    with door.stream("POST", CHAT, json=body_of(segments[::-1], **more, stream=True)) as response:
         chunks = [json.loads(line[6:])["choices"][0] for line in response.iter_lines() if line.startswith("data: {")]
     deltas = [chunk["delta"].get("content", "") for chunk in chunks]
-    assert "".join(deltas) == whole["message"]["content"]
+    assert "".join(deltas) == expected.text
     assert len(list(filter(None, deltas))) > 1
-    assert chunks[-1]["finish_reason"] == whole["finish_reason"]
-    assert chunks[-1]["delta"].get("citations") == whole["message"].get("citations")
+    assert chunks[-1]["finish_reason"] == expected.finish_reason
+    assert chunks[-1]["delta"]["citations"] == choice["message"]["citations"]
 
 
 def test_documents_need_a_key_and_a_tenant_learns_nothing_of_what_another_has_asked(door):
@@ -151,15 +145,13 @@ def test_an_openai_client_and_curl_ask_vllm_alone_and_what_has_no_documents_is_v
 
 def test_refusals_are_clear_errors_of_that_request(alone, lm):
     ids = list(lm.prepare(ask(lm, documents(6, 305))).input_ids)
-    good, deep = {"method": "rotor", "texts": [4, len(ids) - 24], "sets": [[10, 10]]}, {}
-    for _ in range(500):
-        deep = {"deeper": deep}
+    good = {"method": "rotor", "texts": [4, len(ids) - 24], "sets": [[10, 10]]}
     cases = [
         ("expected an object", 3, {}),
         ("expected one of", {**good, "method": "rotar"}, {}),
         ("at most", {**good, "sets": [[10, 10**9]]}, {}),
         ("token ids", good, {"prompt": "text"}),
-        ("nested", deep, {}),
+        ("nested", json.loads('{"deeper":' * 500 + "{}" + "}" * 500), {}),
     ]
     sent = [
         (path, words, {"prompt": ids, "kv_transfer_params": {"invariant_rag": reading}, **more})
@@ -182,10 +174,9 @@ def test_fields_that_vllm_has_change_its_answers_as_they_change_ours(gateway, lm
         {"frequency_penalty": 2.0, "presence_penalty": 1.0, "max_tokens": 24},
         {"logprobs": 3, "max_tokens": 6},
     ]
-    ours = create_app(InProcess(lm.with_method("rotor", ordering="lexical")))
-    with in_thread(server_of(ours, Settings(), "127.0.0.1", 0)) as url, httpx.Client(base_url=url, timeout=120) as here:
+    listed = [each.text for each in documents(3, seed=605)]
+    with TestClient(create_app(InProcess(lm.with_method("rotor", ordering="lexical")))) as here:
         for change in changes:
-            listed = [each.text for each in documents(3, seed=605)]
             sent = {"prompt": "The ferry leaves", "documents": listed, **change}
             one, other = (each.post(COMPLETIONS, json=sent).json()["choices"][0] for each in (here, gateway))
             assert one["text"] == other["text"]
@@ -193,13 +184,13 @@ def test_fields_that_vllm_has_change_its_answers_as_they_change_ours(gateway, lm
             assert tops[1] == [pytest.approx(each, abs=MOVED) for each in tops[0]]
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_vllm_gets_the_names_of_the_request_and_of_its_trace(count, gateway):
-    named = {"x-request-id": f"mine-{count}", "traceparent": f"00-{count:032x}-00f067aa0ba902b7-01"}
-    sent = {"prompt": "The ferry leaves", "max_tokens": 2, "n": count, "temperature": 1.0, "seed": 1}
-    PASSED.clear()
-    assert gateway.post(COMPLETIONS, json=sent, headers=named).status_code == 200
-    assert [{name: each.headers.get(name) for name in named} for each in PASSED] == [named] * count
+def test_vllm_gets_the_names_of_the_request_and_of_its_trace(gateway):
+    for count in (1, 3):
+        named = {"x-request-id": f"mine-{count}", "traceparent": f"00-{count:032x}-00f067aa0ba902b7-01"}
+        sent = {"prompt": "The ferry leaves", "max_tokens": 2, "n": count, "temperature": 1.0, "seed": 1}
+        PASSED.clear()
+        assert gateway.post(COMPLETIONS, json=sent, headers=named).status_code == 200
+        assert [{name: each.headers.get(name) for name in named} for each in PASSED] == [named] * count
 
 
 def properties(**fields):
@@ -209,15 +200,9 @@ def properties(**fields):
 NODE = properties(at={"type": "integer"}, next={"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]})
 SCHEMAS = {
     "enum": properties(a={"enum": ["red", "größe", 'b"\\', 3, None, True]}),
-    "const": properties(a={"const": {"deep": ["é", 1.5, None]}}),
-    "nested": properties(a=properties(b=properties(c={"type": "string", "maxLength": 6}))),
-    "array": properties(a={"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3}),
     "pattern": properties(a={"type": "string", "pattern": "^[a-c]{2}(-[0-9])?$"}),
-    "any of": properties(a={"anyOf": [{"type": "string", "maxLength": 4}, {"type": "integer"}]}),
     "references": {**properties(a={"$ref": "#/$defs/Node"}), "$defs": {"Node": NODE}},
-    "bounds": properties(a={"type": "integer", "minimum": -5, "maximum": 250}, b={"type": "number"}),
     "nullable": properties(a={"type": ["string", "null"], "maxLength": 6}),
-    "date": properties(a={"type": "string", "format": "date"}),
     "free": {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 2},
     "a list": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
 }
@@ -295,12 +280,11 @@ def test_clients_that_leave_end_their_requests_in_vllm(gateway, server):
     assert gateway.post(COMPLETIONS, json=long_answer(max_tokens=20)).json()["usage"]["completion_tokens"] == 20
     wait_for(lambda: metric("generation_tokens_total") >= before + 20)
     for streamed in (False, True):
-        content = json.dumps(long_answer(stream=streamed)).encode()
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {Server.KEY}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-        with socket.create_connection((gateway.base_url.host, gateway.base_url.port or 80)) as leaving:
-            leaving.sendall(head.encode() + content)
-            wait_for(lambda: metric("num_requests_running") > 0)
+        leaving = HTTPConnection(gateway.base_url.host, gateway.base_url.port)
+        headers = {**gateway.headers, "content-type": "application/json"}
+        leaving.request("POST", COMPLETIONS, json.dumps(long_answer(stream=streamed)), headers)
+        wait_for(lambda: metric("num_requests_running") > 0)
+        leaving.close()
         wait_for(lambda: metric("num_requests_running") == 0)
     assert metric("generation_tokens_total") - before < LIMIT
 
@@ -315,22 +299,6 @@ def test_the_address_alone_is_enough_for_answers_and_streams(server, lm):
     assert moved(stream.generation, answers[1]) < MOVED
     samples = backend.generate(prompts[0], num_return_sequences=3, do_sample=True, temperature=2.0, seed=1, **LENGTH)
     assert [len(each.token_ids) for each in samples] == [16] * len({each.text for each in samples}) == [16] * 3
-
-
-def test_two_hundred_requests_of_sixteen_clients(lm, on_server):
-    """Ten sets in random orders, by seven methods, plain prompts among them."""
-    methods = ["rotor", "isolated", "set-based", "sequential", "ape", "structured", "pine"]
-    sets = [documents(count, 310 + number) for number, count in enumerate((0, 1, 2, 3, 5, 6, 8, 10, 15, 20))]
-
-    def answer(model, method, number, turn):
-        chosen, segments = model.with_method(method, ordering="lexical"), sets[number]
-        return chosen.generate(ask(lm, segments[turn:] + segments[:turn]), max_new_tokens=12).token_ids
-
-    expected = {(method, number): answer(lm, method, number, 0) for method in methods for number in range(10)}
-    asked = [(methods[request % 7], request % 10, request // 10) for request in range(200)]
-    with ThreadPoolExecutor(16) as clients:
-        results = list(clients.map(lambda each: answer(on_server, *each), asked))
-    assert [about for about, found in zip(asked, results, strict=True) if found != expected[about[:2]]] == []
 
 
 def test_wrong_addresses_are_typed_errors_and_a_vllm_without_our_middleware_is_never_asked(server, lm, on_server):

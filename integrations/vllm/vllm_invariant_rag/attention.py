@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from invariant_rag.arrangement import Arrangement
 from invariant_rag.attention import hook, resolve_backend
-from invariant_rag.attention.call import LayerInputs
+from invariant_rag.attention.base import LayerInputs
 from invariant_rag.attention.positions import Rotation
 
 from vllm_invariant_rag.arranged_prompt import ArrangedPrompt

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import torch
 
 from invariant_rag.arrangement import Arrangement
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.base import AttentionCall
 from invariant_rag.attention.positions import Rotation
 from invariant_rag.attention.sdpa import SDPA
 from invariant_rag.attention.softmax import merge_attn_states
 from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows, VarlenKernel, usable_kernel
-from invariant_rag.attention.varlen.passes import Pass, Weights, attend_packed, lay_windows, make_passes, merge_sinks
+from invariant_rag.attention.varlen.packing import Pass, Weights, attend_packed, lay_windows, make_passes, merge_sinks
 from invariant_rag.attention.varlen.ranking import RankedDecoding, Ranking, make_ranked_decoding, make_ranking
 
 

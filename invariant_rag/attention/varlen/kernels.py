@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 import torch
 
 from invariant_rag.arrangement import Span
-from invariant_rag.attention.call import AttentionCall
+from invariant_rag.attention.base import AttentionCall
 from invariant_rag.attention.softmax import AttentionState, merge_attn_states, partial_attention
 
 _logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from invariant_rag.arrangement import UNWEIGHTED, Arrangement, Span
 from invariant_rag.attention.pine import stack_by_importance
 from invariant_rag.attention.softmax import AttentionState, merge_attn_states
 from invariant_rag.attention.varlen.kernels import PackedLayer, PackedWindows, VarlenKernel
-from invariant_rag.attention.varlen.passes import (
+from invariant_rag.attention.varlen.packing import (
     Ranked,
     Window,
     gather_slots,
@@ -33,8 +33,8 @@ from invariant_rag.attention.varlen.passes import (
 )
 
 if TYPE_CHECKING:
-    from invariant_rag.attention.call import AttentionCall
-    from invariant_rag.attention.varlen.passes import Pass
+    from invariant_rag.attention.base import AttentionCall
+    from invariant_rag.attention.varlen.packing import Pass
 
 
 @dataclass(frozen=True)

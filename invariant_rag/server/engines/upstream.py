@@ -20,12 +20,12 @@ import httpx
 from anyio.from_thread import start_blocking_portal
 
 from invariant_rag import api_models
+from invariant_rag.citation_labels import Labels
 from invariant_rag.errors import ContextOverflow, InvalidChoice, InvariantRAGError, UnsupportedCombination
 from invariant_rag.generation.answers import Answer, AnswerDelta, CallDelta, parse_deltas, parse_logprobs
 from invariant_rag.generation.citations import cite_spans
 from invariant_rag.generation.json_schema import check_complete
 from invariant_rag.generation.outputs import Usage
-from invariant_rag.labels import Labels
 from invariant_rag.orderings import ORDERINGS, resolve_ordering
 from invariant_rag.prompts import Turn
 from invariant_rag.segments import Prompt

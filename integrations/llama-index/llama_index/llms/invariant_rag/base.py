@@ -140,7 +140,7 @@ class InvariantLLM(SegmentReader, FunctionCallingLLM):
             self._remote = RemoteModel(str(self.base_url), model=name, api_key=api_key, **retrying)
         else:  # models of a server need no torch, so what imports it is imported here
             from invariant_rag.attention import resolve_backend
-            from invariant_rag.generation.lazy import LazyModel
+            from invariant_rag.generation.lazy_model import LazyModel
 
             self.max_tokens = self.generation_kwargs.pop("max_new_tokens", self.max_tokens)
             loading = {"dtype": self.dtype, "device_map": self.device_map, **self.model_kwargs}
