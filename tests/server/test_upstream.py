@@ -73,20 +73,11 @@ def test_a_request_has_the_same_reply_here_and_there(name, base_url, embedded):
                 one, two = ([each.logprob, *(top for _, top in each.top)] for each in pair)
                 assert one == pytest.approx(two, abs=bound)
         assert reply.usage == replace(local.usage, cached_tokens=reply.usage.cached_tokens)
-        kept = reply.ledger.keys() - {"cached_tokens"}
-        assert {key: reply.ledger[key] for key in kept} == {key: local.ledger[key] for key in kept}
+        assert {**reply.ledger, "cached_tokens": 0} == {**local.ledger, "cached_tokens": 0}
     assert not request.segments or (local.ledger["sets"], local.ledger["invariant"]) == ([4], name != "another method")
     assert local.first.finish_reason == ENDS.get(name, local.first.finish_reason)
     for index, answer in enumerate(streamed.answers):
         assert "".join(each.content for each in deltas if each.index == index) == answer.content
-
-
-@pytest.mark.parametrize("slots", [None, SLOTS[:3]])
-def test_every_order_has_one_reply(slots, base_url):
-    orders = [SegmentSet(order, slots=slots) for order in permutations(SEGMENTS[:3])]
-    replies = [stable(RemoteModel(f"{base_url}/v1").chat(**asked(each), max_tokens=16)) for each in orders]
-    assert all(reply == replies[0] for reply in replies)
-    assert replies[0]["invariant"]["sets"] == [3]
 
 
 def test_errors_of_the_server_are_those_of_the_library(base_url):
@@ -165,9 +156,11 @@ def test_a_stream_is_the_whole_reply_in_pieces_and_nothing_of_a_request_is_lost(
         assert "".join(token.token for token in each.logprobs).startswith(each.content)
     assert isinstance(json.loads(found["an object"].first.content)["n"], int)
     assert [call.name for call in found["one tool"].first.tool_calls] == ["search"]
-    listed = [[SegmentSet(order), f"\n{QUESTION}"] for order in permutations(FLAGS[:3])]
-    choices = [remote.complete(parts, max_tokens=6, logprobs=1)["choices"] for parts in listed]
-    assert all(each == choices[0] for each in choices)
+    for slots in (None, SLOTS[:3]):
+        listed = [[SegmentSet(order, slots=slots), f"\n{QUESTION}"] for order in permutations(SEGMENTS[:3])]
+        replies = [remote.complete(parts, max_tokens=6, logprobs=1) for parts in listed]
+        assert all(stable(each) == stable(replies[0]) for each in replies)
+        assert replies[0]["invariant"]["sets"] == [3]
 
 
 def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api, http):
@@ -195,8 +188,7 @@ TOO_LONG = refusal("8 tokens", code="context_length_exceeded")
         (SLOW_DOWN, 429, "rate_limit_exceeded", "no more requests"),
         (Answer(401, refusal("Incorrect key key-of-the-gateway")), 502, "upstream_failed", "answered 401"),
         (Answer(404, refusal("No such model for org-1")), 502, "upstream_failed", "answered 404"),
-        (Answer(500, refusal("Trace of org-1")), 502, "upstream_failed", "answered 500"),
-        (Answer(503, refusal("Full"), {"Retry-After": "9"}), 502, "upstream_failed", "answered 503"),
+        (Answer(503, refusal("Trace of org-1"), {"Retry-After": "9"}), 502, "upstream_failed", "answered 503"),
         (Answer(504, b"<html>"), 504, "deadline_exceeded", "answered 504"),
         (Answer(200, b"<html>"), 502, "upstream_failed", "expected JSON"),
         (Answer(200, {"choices": 3}), 502, "upstream_failed", "with choices"),
@@ -267,6 +259,7 @@ def test_what_an_api_cannot_do_is_refused_and_promises_that_it_breaks_are_told(a
     api.plan(Answer(body=completion()))
     for path, sent, told in (
         (CHAT, body(invariant={"method": "rotor"}), "expected one of canonical, sequential, vote"),
+        (CHAT, body(invariant={"ordering": "given"}), "expected an ordering by content"),
         (CHAT, body(invariant={"overflow": "drop_last"}), "expected no invariant.overflow"),
         (CHAT, body(invariant={"method": "vote"}, n=2), "expected n=1"),
         (CHAT, body(response_format=form({"$ref": "https://example.org/s.json"})), '"invalid_schema"'),
@@ -319,8 +312,7 @@ def test_an_engine_is_built_for_an_api_and_ready_when_that_answers(api, monkeypa
 
 GATEWAY = """
 import sys
-for name in ("torch", "transformers", "sentence_transformers", "faiss"):
-    sys.modules[name] = None
+sys.modules.update(dict.fromkeys(("torch", "transformers", "sentence_transformers", "faiss")))
 import invariant_rag.remote
 from invariant_rag.cli import app
 app()
