@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
@@ -15,8 +14,8 @@ from invariant_rag.interventions import INTERVENTIONS
 from invariant_rag.methods import METHODS
 from invariant_rag.models.embedded import EMBEDDED
 from invariant_rag.orderings import ORDERINGS
+from tests.test_project import ROOT, found, read
 
-ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 ELSEWHERE = {f"docs/tutorials/{name}.md" for name in ("langchain", "llamaindex", "vllm", "server")}
 """Pages that tests of these packages run."""
@@ -26,10 +25,6 @@ NO_PROSE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 
 def name_of(path):
     return path.relative_to(ROOT).as_posix()
-
-
-def read(path):
-    return (ROOT / path).read_text(encoding="utf-8")
 
 
 PAGES = {path: read(path) for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
@@ -55,14 +50,14 @@ def test_the_code_of_a_page_runs_and_prints_what_it_says(page, tmp_path, monkeyp
         if "langchain_invariant_rag" in block or "llama_index" in block:
             continue  # README.md: tests of these packages run them
         exec(compile(block, page.name, "exec"), namespace)
-        said = re.findall(r"^print\(.*\)  # (.*)", block, re.MULTILINE)
+        said = found(r"^print\(.*\)  # (.*)", block)
         assert {*said} <= {*capsys.readouterr().out.splitlines()}
 
 
 def anchors(path):
     """The anchors of a page, as GitHub and the site make them of its headings."""
-    headings = re.findall(r"^#+ (.+)$", read(path), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    headings = found(r"^#+ (.+)$", read(path).lower())
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", LINKED, ids=name_of)
@@ -76,8 +71,8 @@ def test_all_code_of_a_page_compiles_and_every_link_within_the_repository_leads_
     wrong = []
     for target in re.findall(r"\]\((?![a-z]+:)([^)\s]+)\)", NO_PROSE.sub("", text)):
         path, _, anchor = target.partition("#")
-        found = (page.parent / path).resolve() if path else page
-        if not found.exists() or (anchor and found.suffix == ".md" and anchor not in anchors(found)):
+        linked = (page.parent / path).resolve() if path else page
+        if not linked.exists() or (anchor and linked.suffix == ".md" and anchor not in anchors(linked)):
             wrong.append(target)
     assert not wrong, f"{name_of(page)}: {wrong}"
 
@@ -122,7 +117,7 @@ def test_the_report_that_the_tutorial_shows_is_the_report(tmp_path):
     report = re.sub(r"\\|\*\*", "", (tmp_path / "audit" / "report.md").read_text(encoding="utf-8"))
     lines = shown.strip().split("\n\n")
     assert len(lines) >= 5
-    assert [line.strip() for line in lines if line.strip() not in report] == []
+    assert not [line for line in lines if line.strip() not in report]
 
 
 def test_every_figure_is_drawn_by_a_script_and_fits_a_phone_or_scrolls():
@@ -164,7 +159,7 @@ def test_the_readme_is_one_screen_and_its_figures_have_their_conditions():
     before = README.split("```python")[0]
     assert "pip install invariant-rag" in before
     assert "whl/cpu" in before
-    rows = re.findall(r"^\| (.+) \| (.+) \|$", README.split("## Four figures")[1].split("\n## ")[0], re.MULTILINE)[1:]
+    rows = found(r"^\| (.+) \| (.+) \|$", README.split("## Four figures")[1].split("\n## ")[0])[1:]
     assert len(rows) == 4
     assert all(re.search(r"\d\.\d", figure) and re.search(r"\]\(.+\)", conditions) for figure, conditions in rows), rows
 
@@ -172,14 +167,14 @@ def test_the_readme_is_one_screen_and_its_figures_have_their_conditions():
 def test_every_method_intervention_and_ordering_has_its_row_and_every_recommended_one_exists():
     tables = read("docs/reference/methods.md")
     assert not [name for name in (*METHODS, *INTERVENTIONS, *ORDERINGS) if f"| `{name}` |" not in tables]
-    rows = re.findall(r"^\|.*\|$", read("docs/how-to/choose-a-method.md"), re.MULTILINE)
+    rows = found(r"^\|.*\|$", read("docs/how-to/choose-a-method.md"))
     chosen = " ".join(row.split(" | ")[1] for row in rows)
     named = set(re.findall(r"`([a-z-]+)`", chosen)) - {"canonical", "vote", "lexical"}
     assert {"rotor", "pine", "sequential"} <= named <= set(METHODS)
 
 
 def test_the_gpu_memory_that_is_named_is_the_arithmetic_that_is_named():
-    rows = re.findall(r"^\| (\S+?-Instruct \| [\d.]+ \| .*) \|$", read("docs/how-to/install.md"), re.MULTILINE)
+    rows = found(r"^\| (\S+?-Instruct \| [\d.]+ \| .*) \|$", read("docs/how-to/install.md"))
     assert rows
     for row in rows:
         _, billions, shape, width, *named = row.replace(",", "").split(" | ")

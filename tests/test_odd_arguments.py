@@ -36,16 +36,11 @@ class Faulty:
         raise RuntimeError
 
 
-def answer(question, segments):
-    return "a"
-
-
 def parts_of(segment):
     return hash(segment), repr(segment), segment.content_hash, segment == ir.Segment("a")
 
 
-def args(**given):
-    return given
+args = dict  # what a callable takes
 
 
 def then(call, use):
@@ -68,14 +63,9 @@ NOT_IN_A_CONFIG = ("custom_generate", "generation_config", "logits_processor", "
 
 
 @pytest.fixture(scope="module")
-def model(model):
-    """A copy: what options leave on it (hooks of transformers for attentions) reaches no other test."""
-    return ir.InvariantModel(copy.deepcopy(model.model), model.tokenizer)
-
-
-@pytest.fixture(scope="module")
 def table(model, tmp_path_factory):
-    """Callables, and arguments that they take."""
+    """Callables, and arguments that they take; of a copied model: options leave hooks of transformers on it."""
+    model = ir.InvariantModel(copy.deepcopy(model.model), model.tokenizer)
     folder = tmp_path_factory.mktemp("odd")
     (folder / "a.md").write_text("# A\n\nOne.\n")
     segments = [ir.Segment("a"), ir.Segment("b")]
@@ -83,7 +73,7 @@ def table(model, tmp_path_factory):
     routed, judge, calling = model.with_routing(), ir.Judge(model), ToolCalling(model, [TOOL])
     bm25, scored = BM25Retriever(segments), args(prompt=prompt, candidates=["a"])
     question = {"question": "q", "segments": ["a", "b"], "answers": ["a"]}
-    small = {"remedies": []}
+    small, audited = {"remedies": []}, partial(ir.audit, lambda question, segments: "a")
 
     def message(role, content, name, tool_call_id, tool_calls, custom):
         fields = {"name": name, "tool_call_id": tool_call_id, "custom": custom}
@@ -99,7 +89,7 @@ def table(model, tmp_path_factory):
     def intervention(kind):
         return then(kind, lambda each: with_method("sequential", intervention=each))
 
-    once = partial(model.generate, prompt, max_new_tokens=1)
+    options = {**dict.fromkeys([*NOT_IN_A_CONFIG, *sorted(GenerationConfig().to_dict())]), "max_new_tokens": 2}
     return {
         "InvariantModel": (ir.InvariantModel, args(model=model.model, tokenizer=model.tokenizer, cache=None)),
         "choices": (model.with_method, args(method="rotor", ordering="lexical", backend="auto", overflow="error")),
@@ -124,8 +114,9 @@ def table(model, tmp_path_factory):
         "arranged": (lambda prompts: model.arranged(prompts).__enter__(), args(prompts=["x"])),
         "generate": (model.generate, args(prompt=prompt, max_new_tokens=1, seed=1)),
         "stream": (then(model.stream, list), args(prompt=prompt, max_new_tokens=1, seed=1)),
-        "options": (once, dict.fromkeys([*NOT_IN_A_CONFIG, *sorted(GenerationConfig().to_dict())])),
-        "sampling": (partial(once, do_sample=True), args(temperature=1.0, top_k=9, top_p=1.0, min_p=0.1, typical_p=1)),
+        "options": (partial(model.generate, prompt), options),
+        "sampling": (partial(model.generate, prompt, do_sample=True, max_new_tokens=1), args(
+            temperature=1.0, top_k=9, top_p=1.0, min_p=0.1, typical_p=1)),
         "Segment": (then(ir.Segment, parts_of), args(text="", title=None, metadata={}, score=None, token_ids=None)),
         "Segment.of": (ir.Segment.of, args(value="a")),
         "metadata": (lambda value: parts_of(ir.Segment("a", None, {"k": value})), args(value=1)),
@@ -194,9 +185,9 @@ def table(model, tmp_path_factory):
         "check_order": (check_order, args(
             model=model, prompt=prompt, orders=1, seed=0, max_new_tokens=1, progress=no_progress)),
         "Question": (Question, args(text="q", segments=tuple(segments), answers=("a",), gold=(0,), id="1")),
-        "audit": (lambda **given: ir.audit(answer, **{**small, **given}), args(
+        "audit": (audited, args(
             questions=[question], k=1, seed=0, workers=1, margin=0.1, **small)),
-        "audit.question": (lambda **given: ir.audit(answer, [{**question, **given}], **small), args(
+        "audit.question": (lambda **given: audited([{**question, **given}], **small), args(
             question="q", segments=["a", "b"], answers=["a"], gold=[0], id="1", pairwise=False)),
     }  # fmt: skip
 

@@ -43,15 +43,14 @@ def test_the_map_names_every_module_and_no_other_in_a_few_words(package):
     """An `__init__.py` is a module if a function is defined in it."""
     assert len(MAPS) == len(PACKAGES)
     rows = MAPS[package]
-    paths = (path for path in package.rglob("*.py") if "__pycache__" not in path.parts)
-    modules = {path for path in paths if path.name != "__init__.py" or "\ndef " in read(path)}
+    modules = {path for path in package.rglob("*.py") if path.name != "__init__.py" or "\ndef " in read(path)}
     files = {pattern: {*package.glob(pattern)} for pattern in rows}
-    missing = sorted(path.relative_to(package).as_posix() for path in modules.difference(*files.values()))
-    assert not missing, "CONTRIBUTING.md, 'Where things are': add a line for each of\n" + "\n".join(missing)
-    wrong = [pattern for pattern in files if not files[pattern]]
-    assert not wrong, "CONTRIBUTING.md, 'Where things are': no such module; remove or rename\n" + "\n".join(wrong)
-    wordy = [f"{path}  {about}" for path, about in rows.items() if not 1 <= len(about.split()) <= 8]
-    assert not wordy, "CONTRIBUTING.md, 'Where things are': up to eight words, please\n" + "\n".join(wordy)
+    for problem, wrong in (
+        ("add a line for each of", sorted(map(str, modules.difference(*files.values())))),
+        ("no such module; remove or rename", [pattern for pattern in files if not files[pattern]]),
+        ("up to eight words, please", [path for path, about in rows.items() if not 1 <= len(about.split()) <= 8]),
+    ):
+        assert not wrong, f"CONTRIBUTING.md, 'Where things are': {problem}\n" + "\n".join(wrong)
 
 
 def test_what_the_questions_of_the_map_point_to_exists():
@@ -101,13 +100,23 @@ def test_every_check_of_ci_and_every_command_in_a_document_is_a_target_of_the_ma
         assert set() < {*found(r"(?:^|`)make ([a-z-]+)", read(name))} <= TARGETS, name
 
 
-def test_the_citation_is_of_this_version_and_names_the_papers():
+def test_the_citation_names_the_papers_and_with_all_packages_and_the_changelog_the_version_of_the_core():
     citation = yaml.safe_load(read("CITATION.cff"))
     of_project = [PROJECT["name"], invariant_rag.__version__, PROJECT["license"]]
     assert [citation[each] for each in ("cff-version", "title", "version", "license")] == ["1.2.0", *of_project]
     assert [author["name"] for author in citation["authors"]] == [author["name"] for author in PROJECT["authors"]]
     for arxiv in ("2502.08662", "2407.01100"):
         assert any(reference["url"].endswith(arxiv) for reference in citation["references"])
+    assert len(PACKAGES) == 5
+    major, minor = invariant_rag.__version__.split(".")[:2]
+    bounds = re.escape(f">={major}.{minor},<{major}.{int(minor) + 1}")
+    for path, settings in zip(PACKAGES[1:], SETTINGS[1:], strict=True):
+        assert (path.parent / settings["tool"]["hatch"]["version"]["path"]).resolve() == PACKAGE / "__init__.py"
+        assert "version" in settings["project"]["dynamic"]
+        needed = settings["project"]["dependencies"]
+        assert any(re.fullmatch(rf"invariant-rag(\[\w+\])?{bounds}", each) for each in needed)
+    headings = found(r"^## \[(.+)\]", read("CHANGELOG.md"))
+    assert headings.index("Unreleased") < headings.index(invariant_rag.__version__)
 
 
 def test_an_issue_form_has_what_github_asks_of_it_and_a_bug_may_be_of_any_package():
@@ -124,20 +133,6 @@ def test_an_issue_form_has_what_github_asks_of_it_and_a_bug_may_be_of_any_packag
     assert packages["attributes"]["options"] == [each["project"]["name"] for each in SETTINGS]
 
 
-def test_all_packages_have_the_version_of_the_core():
-    assert len(PACKAGES) == 5
-    major, minor = invariant_rag.__version__.split(".")[:2]
-    bounds = re.escape(f">={major}.{minor},<{major}.{int(minor) + 1}")
-    for path, settings in list(zip(PACKAGES, SETTINGS, strict=True))[1:]:
-        version = path.parent / settings["tool"]["hatch"]["version"]["path"]
-        assert version.resolve() == PACKAGE / "__init__.py"
-        assert "version" in settings["project"]["dynamic"]
-        needed = settings["project"]["dependencies"]
-        assert any(re.fullmatch(rf"invariant-rag(\[\w+\])?{bounds}", each) for each in needed)
-    headings = found(r"^## \[(.+)\]", read("CHANGELOG.md"))
-    assert headings.index("Unreleased") < headings.index(invariant_rag.__version__)
-
-
 def test_the_lowest_version_of_every_dependency_is_known_and_its_tests_exist():
     script = [sys.executable, str(ROOT / ".ci" / "lowest.py")]
     constraints = subprocess.run(script, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -151,21 +146,16 @@ def test_the_lowest_version_of_every_dependency_is_known_and_its_tests_exist():
     assert not missing, "Makefile, LOWEST_TESTS: no such files"
 
 
-# --- the table of threats, and what is guaranteed ---
-
-NAMED = set(re.findall(r"`((?:tests|integrations)/[\w/-]+\.py::\w+)`", SECURITY))
-GUARANTEES = tomllib.loads(read("tests/laws/guarantees.toml"))["guarantee"]
-HOLDING = {test for each in GUARANTEES for test in each["tests"]}
-EXCEPTIONS = {exception["test"] for each in GUARANTEES for exception in each.get("except", ())}
-
-
 def test_every_threat_names_a_test_and_those_that_a_threat_or_a_guarantee_names_exist():
     rows = SECURITY.partition("## Threats and tests")[2].strip().splitlines()[2:]
     assert len(rows) >= 20
-    assert len(NAMED) >= 12
     assert not [row for row in rows if not re.fullmatch(r"\| .+ \| `(tests|integrations)/.*`.* \|", row)]
-    named = [test.split("::") for test in sorted(NAMED | HOLDING | EXCEPTIONS)]
-    assert not [each for each in named if not found(rf"^ *def {each[1]}\(", read(each[0]))]
+    named = set(re.findall(r"`((?:tests|integrations)/[\w/-]+\.py::\w+)`", SECURITY))
+    assert len(named) >= 12
+    for each in tomllib.loads(read("tests/laws/guarantees.toml"))["guarantee"]:
+        named |= {*each["tests"], *(exception["test"] for exception in each.get("except", ()))}
+    pairs = [test.split("::") for test in named]
+    assert not [each for each in pairs if not found(rf"^ *def {each[1]}\(", read(each[0]))]
 
 
 # --- optional means optional: without the extras all else works, and what needs one names it, before the work ---
@@ -178,46 +168,48 @@ PROGRAM = f"""
 import sys
 for name in {EXTRA_PACKAGES!r}:
     sys.modules[name] = None  # as if it were not installed
+import pytest
 from typer.testing import CliRunner
-from invariant_rag import InvariantModel, RAG, SegmentSet, audit
+from invariant_rag import RAG, InvariantModel, SegmentSet, audit, orderings
 from invariant_rag.api_models import canonical_order, content_ordering
-from invariant_rag.cli import app
-from invariant_rag.cli.ask import EXAMPLE_DOCUMENTS
+from invariant_rag.cli import app, ask
 from invariant_rag.errors import ExtraRequired
 from invariant_rag.generation.structured import constrain
 from invariant_rag.interventions.search import search_dimension
 from invariant_rag.models.embedders import load_embedder
-from invariant_rag.orderings import CrossEncoder
+
+def run(arguments):
+    return CliRunner().invoke(app, arguments)
 
 lm = InvariantModel.from_pretrained()
 prompt = lm.chat_prompt("Who founded Brenn?", ["Brenn was founded by Teso Carno.", "Ostra lies on the Senn."])
-print(RAG.from_documents(EXAMPLE_DOCUMENTS, lm, "bm25").ask("What colour is the flag of Gesthaven?").text)
-print(lm.generate(prompt, max_new_tokens=8).text)
-print(CliRunner().invoke(app, ["ask", "--check-order", "1"]).exit_code)
-for call in (
-    load_embedder,
-    lambda: lm.with_method(ordering=CrossEncoder("none")).generate(prompt, max_new_tokens=1),
-    lambda: audit(lm, [dict(question="Who?", segments=["a", "b"])]),
-    lambda: search_dimension(lm.model, lm.tokenizer),
-    lambda: constrain(lm, dict(type="object")),
+rag = RAG.from_documents(ask.EXAMPLE_DOCUMENTS, lm, "bm25")
+assert rag.ask("What colour is the flag of Gesthaven?").text == "orange and black"
+assert lm.generate(prompt, max_new_tokens=8).text == "Teso Carno"
+assert run("ask --check-order 1").exit_code == 0
+for extra, words, call in (
+    ("retrieval", "", load_embedder),
+    ("retrieval", "", lambda: lm.with_method(ordering=orderings.CrossEncoder("none")).generate(prompt)),
+    ("evaluation", "", lambda: audit(lm, [dict(question="Who?", segments=["a", "b"])])),
+    ("evaluation", "", lambda: search_dimension(lm.model, lm.tokenizer)),
+    ("structured", "", lambda: constrain(lm, dict(type="object"))),
     # What does not exist is never looked for: the extra is missing before.
-    lambda: RAG.from_documents("no-such-folder", lm, "faiss"),
-    lambda: InvariantModel.from_pretrained("no-such/model", ordering="embedding"),
-    lambda: lm.with_method(ordering="cross-encoder"),
-    lambda: canonical_order(SegmentSet(["a", "b"]), content_ordering("embedding")),
+    ("retrieval", "bm25", lambda: RAG.from_documents("no-such-folder", lm, "faiss")),
+    ("retrieval", "", lambda: InvariantModel.from_pretrained("no-such/model", ordering="embedding")),
+    ("retrieval", "", lambda: lm.with_method(ordering="cross-encoder")),
+    ("retrieval", "", lambda: canonical_order(SegmentSet(["a", "b"]), content_ordering("embedding"))),
 ):
-    try:
+    with pytest.raises(ExtraRequired) as caught:
         call()
-    except ExtraRequired as error:
-        print(error, "|", error.hint)
+    said = f"{{caught.value}} | {{caught.value.hint}}"
+    assert f'pip install "invariant-rag[{{extra}}]"' in said and words in said, said
 audited = "audit q.jsonl --out . --model no-such/model"
-for arguments in ("ask --retriever faiss", "ask --ordering embedding", audited):
-    print(" ".join(CliRunner().invoke(app, arguments).stderr.split()))
+told = [run(each).stderr for each in ("ask --retriever faiss", "ask --ordering embedding", audited)]
 sys.modules["scipy"] = sys  # other packages bring scipy without matplotlib
-print(" ".join(CliRunner().invoke(app, audited).stderr.split()))
+for extra, said in zip(("retrieval", "retrieval", "evaluation", "evaluation"), [*told, run(audited).stderr]):
+    assert f'pip install "invariant-rag[{{extra}}]"' in " ".join(said.split()), said
+    assert "Indexing" not in said and "Loading" not in said, said
 """
-LATE = ["retrieval"] * 5 + ["retrieval", "evaluation", "evaluation"]
-EXTRAS = ["retrieval"] * 2 + ["evaluation"] * 2 + ["structured", *LATE]
 
 
 def test_without_extras_documents_are_answered_and_what_needs_an_extra_names_it(tmp_path):
@@ -225,14 +217,7 @@ def test_without_extras_documents_are_answered_and_what_needs_an_extra_names_it(
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     program = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    printed = done.stdout.splitlines()
-    assert printed[:3] == ["orange and black", "Teso Carno", "0"]
-    assert len(printed[3:]) == len(EXTRAS)
-    for line, extra in zip(printed[3:], EXTRAS, strict=True):
-        assert f'pip install "invariant-rag[{extra}]"' in line
-    assert "bm25" in printed[3 + EXTRAS.index("structured") + 1]
-    assert not any("Indexing" in line or "Loading" in line for line in printed)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_whoever_is_told_to_audit_is_told_to_install_the_extra():
@@ -241,4 +226,4 @@ def test_whoever_is_told_to_audit_is_told_to_install_the_extra():
         line = text.index('pip install "invariant-rag[evaluation]"')
         assert name == "README.md" or line < text.index("invariant-rag audit")
         assert "pip install invariant-rag\n" not in text or name == "README.md"
-    assert {*EXTRAS, "demo"} <= {*PROJECT["optional-dependencies"]}
+    assert {"retrieval", "evaluation", "structured", "demo"} <= {*PROJECT["optional-dependencies"]}

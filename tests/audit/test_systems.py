@@ -39,9 +39,6 @@ ROOT = Path(__file__).parents[2]
 FILES = tomllib.loads((Path(__file__).parent / "files.toml").read_text("utf-8"))
 TEXTS = ["It was Ann.", "Nobody."]
 EXPECTED = Question("Who?", tuple(map(Segment, TEXTS)), ("Ann",), (0,), id="0")
-FULL = Question(
-    "Who?", (Segment("It was Ann.", "Page", score=0.5), Segment("Nobody.", score=0.25)), ("Ann", "Anna"), (0,), id="7"
-)
 SCORE = f'{{"question": "q", "segments": [{{"text": "a", "score": {10**400}}}, "b"]}}'
 
 
@@ -74,27 +71,27 @@ def test_files_of_other_tools_are_read_what_a_system_said_is_no_gold_answer_and_
 
 
 def test_a_jsonl_a_csv_and_mappings_say_the_same(tmp_path):
-    lines = written(tmp_path, "q.jsonl", json.dumps(FULL.as_dict()) + "\n\n")
+    segments = (Segment("It was Ann.", "Page", score=0.5), Segment("Nobody.", score=0.25))
+    full = replace(EXPECTED, segments=segments, answers=("Ann", "Anna"), id="7")
+    lines = written(tmp_path, "q.jsonl", json.dumps(full.as_dict()) + "\n\n")
     header = "id,question,segment,title,score,gold,answer"
     rows = f"{header}\n7,Who?,It was Ann.,Page,0.5,1,Ann|Anna\n7,Who?,Nobody.,,0.25,0,\n"
     first = {"text": "It was Ann.", "title": "Page", "score": 0.5, "gold": True}
-    mapping = {"id": 7, "question": "Who?", "answers": ["Ann", "Anna"], "segments": [first, FULL.segments[1]]}
+    mapping = {"id": 7, "question": "Who?", "answers": ["Ann", "Anna"], "segments": [first, full.segments[1]]}
     for source in (lines, written(tmp_path, "q.csv", rows), [mapping]):
-        assert read_questions(source, None) == [FULL]
+        assert read_questions(source, None) == [full]
     assert [each.id for each in read_questions([mapping, mapping], None)] == ["7#0", "7#1"]
-    tokens = replace(FULL, segments=(Segment(token_ids=(1, 2), score=0.5), Segment("b", metadata={"page": 3})))
+    tokens = replace(full, segments=(Segment(token_ids=(1, 2), score=0.5), Segment("b", metadata={"page": 3})))
     assert read_questions([json.loads(json.dumps(tokens.as_dict()))], None) == [tokens]
     odd = "page one\x0cpage\u2028two\x85"  # a cell holds any character but a line break
     (found,) = read_questions(written(tmp_path, "q.csv", f"question,segment\nWho?,{odd}\n"), None)
     assert found.segments[0].text == odd
 
 
-ROWS = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\nWho?;Nobody.;0,25;;;\n"
-
-
 def test_tables_are_read_in_any_encoding_and_case_of_names_and_so_are_those_of_spreadsheets(tmp_path):
+    rows = "QUESTION; Segment ;score;gold;answer;Page\nWho?;It was Ann.;0,5;1;Ann;3\nWho?;Nobody.;0,25;;;\n"
     for encoding, delimiter in (("utf-8", ";"), ("utf-8-sig", "\t"), ("utf-16", ";"), ("utf-32", "\t")):
-        table = written(tmp_path, "q.csv", ROWS.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
+        table = written(tmp_path, "q.csv", rows.replace(";", delimiter).replace("\n", "\r\n").encode(encoding))
         with pytest.warns(FieldWarning, match="'Page'"):
             (found,) = read_questions(table, None)
         assert (found.answers, [each.score for each in found.segments]) == (EXPECTED.answers, [0.5, 0.25])
@@ -222,13 +219,13 @@ def said(system, **options):
 
 def test_a_callable_is_called_as_its_signature_says_and_a_function_of_something_else_is_refused():
     def of_texts(question: str, contexts: list[str]) -> str:
-        return f"{question} {contexts[0]}"
+        return " ".join([question, *contexts])
 
     def of_text(question: str, context: str) -> str:
-        return f"{question} {context}"
+        return question + context
 
     def of_mapping(inputs: dict[str, Any]) -> dict[str, Any]:
-        return {"answer": f"{inputs['question']} {inputs['context'][0]}", "sources": []}
+        return {"answer": inputs["question"] + inputs["context"][0], "sources": []}
 
     class OfSegments:
         def __call__(self, question: str, temperature: float = 0.0, segments: Any = ()) -> str:

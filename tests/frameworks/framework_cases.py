@@ -26,9 +26,6 @@ TEMPLATE = (HERE / "chat_template.jinja").read_text(encoding="utf-8").rstrip("\n
 """As many models have it: tools, calls, results in a role of their own, reasoning, and a variable."""
 
 
-# --- models ---
-
-
 @cache
 def tiny_weights():
     """Return a tiny random Llama with room for a vocabulary of bytes and long prompts; it never ends by itself."""
@@ -61,9 +58,6 @@ def base_url():
     app = create_app(InProcess(InvariantModel.from_pretrained(), "small"))
     with in_thread(server_of(app, Settings(), "127.0.0.1", 0)) as url:
         yield f"{url}/v1"
-
-
-# --- what they write ---
 
 
 class EveryBit(LogitsProcessor):
@@ -118,9 +112,6 @@ def caught(ask, *args, **options):
     with warnings.catch_warnings(record=True, action="always") as found:
         result = ask(*args, **options)
     return result, [str(each.message) for each in found if issubclass(each.category, OrderWarning)]
-
-
-# --- texts, audits and pages ---
 
 
 def written_texts(part, *documents):

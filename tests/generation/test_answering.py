@@ -31,7 +31,7 @@ from invariant_rag.segments import Slot
 from invariant_rag.testing import tiny_model
 from tests.frameworks.framework_cases import Writing
 from tests.generation.test_decode import random_schema
-from tests.prompts.tool_templates import ALL, templated
+from tests.prompts.test_chat_template import ALL, templated
 
 QUERY = {"query": {"type": "string", "maxLength": 12}, "limit": {"type": "integer", "minimum": 1}}
 ASKED = {"type": "object", "properties": QUERY, "required": ["query"]}

@@ -2,11 +2,12 @@
 
 import json
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import processors
+from tokenizers import AddedToken, processors
 from transformers import PreTrainedTokenizerFast
 
 from invariant_rag import Prompt, Segment, SegmentSet, prompts
@@ -18,7 +19,6 @@ from invariant_rag.prompts.template_probes import OWN_FORMAT, CallFormat
 from invariant_rag.segments import Slot, document_rendering
 from invariant_rag.testing import toy_tokenizer
 from invariant_rag.testing.token_check import find_break_outs, hostile_texts
-from tests.prompts.tool_templates import ALL, templated
 
 TOY = toy_tokenizer()
 NO_SYSTEM = "{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
@@ -74,23 +74,18 @@ def test_one_of_several_templates_is_used_and_control_tokens_of_all_are_known():
     tokenizer.chat_template = {"default": TOY.chat_template, "tool_use": TOY.chat_template + "[tool]"}
     assert control_tokens(tokenizer)[index] == "[tool]"
     assert index not in prompts.tokenize_literal("a [tool] b", tokenizer)
-    assert str(render_chat(prompts.question_messages("Why?", SegmentSet()), tokenizer).prefix).startswith(
-        "<|im_start|>"
-    )
+    assert render_chat(prompts.question_messages("Why?", SegmentSet()), tokenizer).prefix.startswith("<|im_start|>")
 
 
 def test_what_cannot_be_rendered_is_refused():
+    contents = (None, 5, b"ab", {"type": "text"}, [5], [{"type": "text"}])
+    no_messages = ([], ["text"], [{"role": "user"}], [{"content": "a"}], [{"role": "assistant", "tool_calls": []}])
+    calls = (3, {"id": "a"}, {"name": "a", "args": "{"}, {"name": "a", "args": "[1]"})
     for template, messages, error, said in (
-        *((None, [message(each)], InvalidPrompt, "expected") for each in (None, 5, b"ab", {"type": "text"}, [5])),
-        *((None, each, InvalidPrompt, "expected") for each in ([], ["text"], [{"role": "user"}], [{"content": "a"}])),
-        (None, [message([{"type": "text"}])], InvalidPrompt, "expected"),
-        (None, [message("", 1)], InvalidPrompt, "expected"),
-        (None, [{"role": "assistant", "tool_calls": []}], InvalidPrompt, "expected"),
+        *((None, [message(each)], InvalidPrompt, "expected") for each in contents),
+        *((None, each, InvalidPrompt, "expected") for each in (*no_messages, [message("", 1)])),
+        *((None, [{**message("", "assistant"), "tool_calls": [call]}], InvalidTool, "expected") for call in calls),
         (None, [message(SegmentSet(["one"]), "\ueca40\ueca5")], InvalidPrompt, "the name of a role"),
-        *(
-            (None, [{"role": "assistant", "content": "", "tool_calls": [call]}], InvalidTool, "expected")
-            for call in (3, {"id": "a"}, {"name": "a", "args": "{"}, {"name": "a", "args": "[1]"})
-        ),
         ("{{ raise_exception('never') }}", [message(SegmentSet(["one"]))], InvalidPrompt, "cannot render"),
         ("{{ messages[9].content.x }}", [message(SegmentSet(["one"]))], InvalidPrompt, "cannot render"),
         (TWICE, [message(SegmentSet(["one"]))], InvalidPrompt, "set 0 of 1 2 times"),
@@ -115,6 +110,31 @@ def test_variables_reach_the_template_and_unknown_ones_are_refused():
 
 
 # --- tools ---
+
+MANNERS = {
+    "hermes": "As Qwen's: markers around JSON objects, reasoning, and a variable.",
+    "list": "As Mistral's: one special token before a list, and ids of nine characters.",
+    "bare": "As Llama's: the answer is one call, without a marker.",
+    "named": "As DeepSeek's: the name stands before the JSON, between special tokens.",
+    "strict": "As Gemma's: two roles in turn, and nothing about tools.",
+}
+TEMPLATES = Path(__file__).parent / "templates"
+ALL = {**{kind: (TEMPLATES / f"{kind}.jinja").read_text(encoding="utf-8") for kind in MANNERS}, "chatml": None}
+_MARKERS = {"hermes": ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")}
+_SPECIAL = {
+    "list": ("[TOOL_CALLS]", "[RESULTS]"),
+    "named": ("<|calls|>", "<|call|>", "<|sep|>", "<|/call|>", "<|/calls|>"),
+}
+
+
+def templated(kind):
+    """Return the toy tokenizer with the chat template and the tokens of a model's manner."""
+    tokenizer = toy_tokenizer()
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in _MARKERS.get(kind, ())])
+    tokenizer.add_tokens([AddedToken(n, special=True) for n in _SPECIAL.get(kind, ())], special_tokens=True)
+    tokenizer.chat_template = ALL[kind] or tokenizer.chat_template
+    return tokenizer
+
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 FUNCTION = {"name": "search", "description": "Search the records.", "parameters": QUERY}

@@ -239,20 +239,16 @@ def test_other_threads_and_tasks_know_nothing_of_it():
 
 # --- conversations: what people and models write arrives as it was written ---
 
-STEPS = ("Open the valve.", "Start the pump.", "Close the hatch.")
+A, B, C = STEPS = ("Open the valve.", "Start the pump.", "Close the hatch.")
 SLOT = "\n\n".join(STEPS)
 KNOWN = Retrieval(tuple(map(Segment, STEPS)))
-ORDERED = [
-    template.format(*STEPS)
-    for template in (
-        "My steps: 1. {0} 2. {1} 3. {2} What did I do in step 1?",
-        "I wrote '{0}' first, then '{1}', then '{2}'. Was that right?",
-        "{0}\n{1}\n{2}\nWhich of these lines comes first?",
-        '[{{"text": "{0}"}}, {{"text": "{1}"}}, {{"text": "{2}"}}]',
-        "- {0}\n- {1}\n- {2}\n\nPut these in the right order.",
-    )
-]
-"""Texts whose order has a meaning, of which each names all retrieved documents."""
+ORDERED = (  # texts whose order has a meaning, of which each names all retrieved documents
+    f"My steps: 1. {A} 2. {B} 3. {C} What did I do in step 1?",
+    f"I wrote '{A}' first, then '{B}', then '{C}'. Was that right?",
+    f"{A}\n{B}\n{C}\nWhich of these lines comes first?",
+    f'[{{"text": "{A}"}}, {{"text": "{B}"}}, {{"text": "{C}"}}]',
+    f"- {A}\n- {B}\n- {C}\n\nPut these in the right order.",
+)
 
 
 def asked(text, *, system="Be brief.", history=(), slots=()):
@@ -260,9 +256,8 @@ def asked(text, *, system="Be brief.", history=(), slots=()):
     return recognize([Turn("system", (system,)), *history, Turn("user", (text,))], known, [text, *slots])
 
 
-def kinds(*parts, known=(), slots=()):
-    found = recognize([Turn("user", parts)], known, slots)
-    return [each.kind for each in found.findings]
+def kinds(*parts):
+    return [each.kind for each in recognize([Turn("user", parts)]).findings]
 
 
 @pytest.mark.parametrize("text", [*ORDERED, SLOT])
@@ -307,9 +302,8 @@ def test_several_sets_of_one_promise_nothing():
 
 def test_neighbouring_segments_are_a_set_and_text_between_parts_them():
     a, b, c = map(Segment, "abc")
-    assert recognize([Turn("user", ("Read: ", a, " \n", b, "Which?"))]).turns[0].parts == (
-        "Read: ", SegmentSet([a, b]), "Which?",
-    )  # fmt: skip
+    (turn,) = recognize([Turn("user", ("Read: ", a, " \n", b, "Which?"))]).turns
+    assert turn.parts == ("Read: ", SegmentSet([a, b]), "Which?")
     assert [len(each) for each in recognize([Turn("user", (a, "and also", b, "but not", c))]).sets] == [1, 1, 1]
     assert kinds(a, "and also", b, "but not", c) == ["separate", "incomplete"]
 
@@ -323,7 +317,6 @@ def test_marked_segments_are_sets_or_a_reason_to_warn_and_what_is_no_text_stays_
     facts = tuple(Segment(each, metadata={"source": each[:4]}) for each in STEPS)
     (marked,) = recognize([Turn("user", (mark_set(STEPS),))], [Retrieval(facts)]).sets
     assert marked == SegmentSet(facts), "with the metadata of the retrieval"
-
     image, text = {"type": "image"}, type("Text", (str,), {})("Look: [1, 2]")
     parts = recognize([Turn("user", (text, image, json.dumps(STEPS)))]).turns[0].parts
     assert parts[0] is text

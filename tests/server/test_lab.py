@@ -52,7 +52,6 @@ class Lab:
 
     @property
     def order(self):
-        """The documents as they are listed: `A B C`."""
         return " ".join(each.get_attribute("data-name") for each in self.at("#documents > li").all())
 
     @property
@@ -400,9 +399,6 @@ def test_the_files_alone_are_served_with_strict_headers_once_and_name_no_other_h
 
 def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded, open_lab):
     with serving(InProcess(embedded, "small"), Settings(keys={"right-key": "ada"})) as url:
-        paths = ("/", "/lab/lab.js", "/v1/models", "/metrics", "/lab", "/none", "/lab/%2e%2e/v1/models")
-        found = [httpx.get(f"{url}{path}").status_code for path in paths]
-        assert found == [200, 200, 401, 401, 401, 401, 404]
         lab = open_lab(url)
         expect(lab.notice).to_have_text("This server needs a key.")
         for key, where, told in (

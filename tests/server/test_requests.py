@@ -275,7 +275,7 @@ BOUNDARY, ELSEWHERE = required(a={"type": "string", "pattern": r"\bb"}), require
 SLOTS = {"type": "documents", "documents": [{"text": "a"}], "slots": [{"before": "[1] ", "colour": 1}]}
 LONG_SLOT = {**SLOTS, "slots": [{"before": "word " * 60_000}]}
 SAME_ID = [{"id": "1", "text": "a"}, {"id": "1", "text": "b"}]
-OBJECT = {"type": "json_object"}
+OBJECT, MANY_BYTES = {"type": "json_object"}, {"enum": ["a" * 70_000]}
 NAMED = {"type": "function", "function": {"name": "g"}}
 MANY = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": [""] * 9_999})}}
 LAST_SEED = (1 << 64) - 1
@@ -309,20 +309,8 @@ CASES = {
     "object and stop": (CHAT, chat(response_format=OBJECT, stop="a"), 400, "response_format", "without stop and"),
     "no schema": (CHAT, chat(response_format={"type": "json_schema"}), 400, "response_format", "expected json_schema"),
     "wrong schema": (CHAT, chat(response_format=form({"type": 3})), 400, "response_format", "JSON schema"),
-    "elsewhere": (
-        CHAT,
-        chat(response_format=form(required(a={"$ref": "b.json#/a"}))),
-        400,
-        "response_format",
-        "nothing is fetched",
-    ),
-    "a long schema": (
-        CHAT,
-        chat(response_format=form({"enum": ["a" * 70_000]})),
-        400,
-        "response_format",
-        "65,536 bytes",
-    ),
+    "elsewhere": (CHAT, chat(response_format=form(ELSEWHERE)), 400, "response_format", "nothing is fetched"),
+    "a long schema": (CHAT, chat(response_format=form(MANY_BYTES)), 400, "response_format", "65,536 bytes"),
     "xgrammar": (CHAT, chat(response_format=form(BOUNDARY)), 400, "response_format", "ord boundary"),
     "keyword": (CHAT, chat(response_format=form(TWICE)), 400, "response_format", "uniqueItems"),
     "parameters": (CHAT, chat(tools=[tool(parameters={"type": 3})]), 400, "tools", "JSON schema"),

@@ -14,7 +14,6 @@ from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata, TextBlock
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.mock import MockFunctionCallingLLM
-from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index.llms.invariant_rag import SegmentBlock
@@ -77,10 +76,7 @@ def index_of(nodes):
 
 
 def engine_of(nodes, **options):
-    if "response_synthesizer" in options:  # else LlamaIndex looks for an LLM of its settings
-        options.pop("llm", None)
-        return RetrieverQueryEngine(ListRetriever(nodes), **options)
-    return RetrieverQueryEngine.from_args(ListRetriever(nodes), **options)
+    return index_of(nodes).as_query_engine(**options)
 
 
 class Reader(CustomLLM):
@@ -129,9 +125,6 @@ class Reader(CustomLLM):
 
 class Recorder(Reader, MockFunctionCallingLLM):
     """One that calls the first tool, in text if it has to."""
-
-
-# --- asking in every order, and what a response says ---
 
 
 def same(ask, ways=ORDERS):

@@ -10,9 +10,8 @@ import re
 from collections import Counter
 from functools import partial
 
-import cases
 import pytest
-from cases import EIGHT, ORDERS, QUERY, TEXTS, Reader, asked, engine_of, index_of, nodes_of, read, report_of, same
+from cases import EIGHT, QUERY, TEXTS, Reader, Recorder, asked, engine_of, index_of, nodes_of, read, report_of, same
 from framework_cases import WHO, caught, flips
 from invariant_rag import Segment
 from invariant_rag.audit import audit
@@ -22,7 +21,7 @@ from invariant_rag.prompts import mark
 from llama_index.core import PromptTemplate, Settings, get_response_synthesizer
 from llama_index.core.bridge.pydantic import create_model
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
-from llama_index.core.chat_engine import ContextChatEngine, SimpleChatEngine
+from llama_index.core.chat_engine import SimpleChatEngine
 from llama_index.core.llms import ChatMessage, ImageBlock, MockLLM, TextBlock
 from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.tools import FunctionTool
@@ -75,9 +74,9 @@ def test_a_model_of_ours_gets_text_of_a_wrapper_which_alone_reports(lm, base_url
         return text, {**report_of(response), "usage": None}, messages
 
     def ask_engine(way):
-        return ask(ContextChatEngine.from_defaults(index_of(nodes_of()).as_retriever(), llm=llm), way, QUERY)
+        return ask(index_of(nodes_of()).as_chat_engine("context", llm=llm), way, QUERY)
 
-    for asks in (ask_engine, lambda way: ask(llm, way, asked("chat", ORDERS[1]))):
+    for asks in (ask_engine, lambda way: ask(llm, way, asked("chat", (0, 2, 1)))):
         _, report, messages = same(asks, EIGHT[4:])  # whole or streamed
         assert (report["method"], report["invariant"], messages) == (wrap.__name__, True, [])
 
@@ -119,27 +118,23 @@ def test_tokens_of_all_calls_are_counted_once_wherever_the_handler_is_set(wrap, 
 Place = create_model("Place", __doc__="A place.", name=(str, ...))
 
 
-class Caller(cases.Recorder):
-    """It calls the first tool with the first document, and remembers whether it has to."""
-
-    required: list[bool] = []  # noqa: RUF012 - a pydantic field
-
-    def _prepare_chat_with_tools(self, tools, *args, tool_required=False, **kwargs):
-        self.required.append(tool_required)
-        return super()._prepare_chat_with_tools(tools, *args, tool_required=tool_required, **kwargs)
-
-
 @pytest.mark.parametrize("wrap", [canonical, vote])
-def test_tools_and_objects_pass_through(wrap):
+def test_tools_and_objects_pass_through(wrap, monkeypatch):
     tool = FunctionTool.from_defaults(lambda name: name, name="visit", description="Go there.")
-    template = PromptTemplate("{context}\nWhere?")
+    template, prepare, required = PromptTemplate("{context}\nWhere?"), Recorder._prepare_chat_with_tools, []
+
+    def spy(self, *args, tool_required=False, **kwargs):
+        required.append(tool_required)
+        return prepare(self, *args, tool_required=tool_required, **kwargs)
+
+    monkeypatch.setattr(Recorder, "_prepare_chat_with_tools", spy)
 
     async def names(order):
-        caller = Caller(says=first_document, calls=lambda asked: {"name": first_document(asked)})
-        llm, history = wrap(caller), asked("chat", order)
+        llm = wrap(Recorder(says=first_document, calls=lambda asked: {"name": first_document(asked)}))
+        history = asked("chat", order)
         called = [llm.chat_with_tools([tool], chat_history=history)]
         called.append(await llm.achat_with_tools([tool], chat_history=history, tool_required=True))
-        assert (caller.required, llm.metadata.is_function_calling_model) == ([False, True], True)
+        assert (required[-2:], llm.metadata.is_function_calling_model) == ([False, True], True)
         return {
             *(call.tool_kwargs["name"] for each in called for call in llm.get_tool_calls_from_response(each)),
             llm.structured_predict(Place, template, context=asked("complete", order)).name,

@@ -14,7 +14,6 @@ from itertools import permutations
 from pathlib import Path
 from typing import NamedTuple
 
-import faiss
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, message_of, node, nodes_of, read, report_of
 from entries import ENTRIES, IDS, ONE_BY_ONE, WHOLE, answer, local_llm
@@ -22,19 +21,11 @@ from framework_cases import caught, examples
 from invariant_rag import InvariantModel, Segment
 from invariant_rag.prompts import mark
 from invariant_rag.testing.ordinary_prompts import ORDINARY
-from llama_index.core import Document, StorageContext, VectorStoreIndex
-from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import ChatMessage, CitationBlock, MockLLM
-from llama_index.core.postprocessor import LongContextReorder
 from llama_index.core.response_synthesizers import ResponseMode
-from llama_index.vector_stores.faiss import FaissVectorStore
-from llama_index.vector_stores.qdrant import QdrantVectorStore
-from qdrant_client import QdrantClient
 
 import llama_index
 from llama_index.llms.invariant_rag import InvariantLLM, canonical, vote
-from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
-from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
 NAMESPACES = ("llms", "response_synthesizers", "postprocessor", "evaluation", "chat_engine")
 HERE = Path(__file__).parent.parent
@@ -85,12 +76,10 @@ def rows():
 
 TABLE = list(rows())
 OF_FOUR_NODES = [tuple((start + step * i) % 4 for i in range(4)) for start in range(4) for step in (1, -1)]
+SHOWN = ("as it is", "`InvariantChatEngine`, `chat`")
+"""Entries that are asked about four nodes, too."""
 CASES = [(row, ORDERS) for row in TABLE]
-CASES += [
-    (row, OF_FOUR_NODES)
-    for row in TABLE
-    if not row.wrapper and row.name in ("as it is", "`InvariantChatEngine`, `chat`")
-]
+CASES += [(row, OF_FOUR_NODES) for row in TABLE if not row.wrapper and row.name in SHOWN]
 NAMES = (
     "which reads no node",
     "`CitationQueryEngine`: with `InvariantSynthesizer`",
@@ -131,33 +120,6 @@ def test_an_entry_is_invariant_or_warns_as_its_row_says_and_a_plain_model_answer
         answers.add(answer)
         assert not warned or row.wrapper
     assert (len(answers) > 1) != any(each in row.title for each in NAMES)
-
-
-# --- stores, documentation and the package ---
-
-STORES = {
-    "faiss": lambda: FaissVectorStore(faiss_index=faiss.IndexFlatIP(64)),
-    "qdrant": lambda: QdrantVectorStore(client=QdrantClient(":memory:"), collection_name="atlas"),
-}
-
-
-@pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
-@pytest.mark.parametrize("store", STORES)
-def test_answers_over_a_vector_store_ignore_the_order(llm, plain_llm, store):
-    documents = [Document(text=text, metadata={"file": f"{text[4:9]}.txt"}) for text in (*TEXTS, "Salt is sold here.")]
-    context = StorageContext.from_defaults(vector_store=STORES[store]())
-    index = VectorStoreIndex.from_documents(documents, storage_context=context, embed_model=MockEmbedding(64))
-
-    def ask(judge, *steps):
-        last = {"response_synthesizer": InvariantSynthesizer(judge)} if store == "qdrant" else {}
-        steps = steps if last else (*steps, SegmentMarkerPostprocessor())
-        return index.as_query_engine(llm=judge, similarity_top_k=4, node_postprocessors=steps, **last).query(QUERY)
-
-    found, other = ask(llm), ask(llm, LongContextReorder())
-    assert [each.node_id for each in found.source_nodes] != [each.node_id for each in other.source_nodes]
-    assert any(each.text == TEXTS[0] for each in found.source_nodes)
-    assert found.response == other.response
-    assert ask(plain_llm).response != ask(plain_llm, LongContextReorder()).response
 
 
 PAGES = {

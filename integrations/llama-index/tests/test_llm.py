@@ -5,7 +5,7 @@ import copy
 import json
 import pickle
 import time
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import pytest
@@ -54,11 +54,8 @@ def folder(tmp_path_factory, lm):
     return place
 
 
-# --- the eight methods ---
-
-
 @pytest.mark.parametrize("name", EIGHT)
-def test_each_method_says_what_the_engine_says_and_tells_that_it_starts_and_ends(llm, plain_llm, lm, told, name):
+def test_each_method_says_what_the_engine_says_and_tells_that_it_starts_and_ends(llm, lm, told, name):
     text, raw, counts = answer(llm, name)
     kind, (start, *_, end) = "Chat" if name.endswith("chat") else "Completion", told.events
     progress = [f"LLM{kind}InProgress"] if "stream" in name else []
@@ -74,12 +71,12 @@ def test_each_method_says_what_the_engine_says_and_tells_that_it_starts_and_ends
     assert (counts["completion_tokens"], counts["cached_tokens"], raw["finish_reason"]) == (8, 0, "length")
     assert (raw["sets"], raw["invariant"], raw["dropped"], raw["trimmed"]) == ([3], True, [], [])
     assert {*raw["order"]} == {Segment(text).content_hash for text in TEXTS}
-    assert len({answer(plain_llm, name, order)[0] for order in ORDERS[::5]}) > 1
+    plain = InvariantLLM(lm.with_method("sequential", ordering="given"), max_tokens=8)
+    assert len({answer(plain, name, order)[0] for order in ORDERS[::5]}) > 1
     if "stream" in name:
         pieces = asyncio.run(pieces_of(getattr(llm, name)(asked(name))))
         assert [each.raw is None for each in pieces] == [True] * (len(pieces) - 1) + [False]
-        written = ["".join(each.delta for each in pieces[: i + 1]) for i in range(len(pieces))]
-        assert list(map(text_of, pieces)) == written
+        assert list(map(text_of, pieces)) == list(accumulate(each.delta for each in pieces))
 
 
 @pytest.mark.parametrize("name", EIGHT)
@@ -125,8 +122,6 @@ async def test_leaving_a_stream_and_cancelling_a_call_end_the_generation(llm, lm
     await asyncio.to_thread(lm.generate, Prompt(suffix="x"), max_new_tokens=1)  # waits for the model
     assert time.perf_counter() - start < 4
 
-
-# --- what arrives ---
 
 FERRY = Segment("It leaves at noon.", title="Ferry")
 CARRIERS = {
@@ -208,9 +203,6 @@ def test_what_did_not_fit_and_what_was_cached_is_reported_in_every_order(lm, llm
     assert len({text for text, *_ in answers}) == 1
 
 
-# --- how it is built ---
-
-
 def test_a_folder_is_loaded_as_it_says(folder):
     lm = InvariantLLM(folder, method="pine", ordering="frequency", overflow="drop_last", max_segment_tokens=9).lm
     chosen = (lm.method.name, lm.ordering.name, lm.overflow, lm.max_segment_tokens)
@@ -225,14 +217,13 @@ def test_a_folder_is_loaded_as_it_says(folder):
 
 def test_metadata_needs_no_weights_and_can_be_set(folder, tmp_path, lm):
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    llm = InvariantLLM(tmp_path, max_tokens=7)
+    llm, own = InvariantLLM(tmp_path, max_tokens=7), {"context_window": 512, "is_function_calling_model": False}
     said = llm.metadata
     assert (said.context_window, said.num_output, said.is_chat_model, said.model_name) == (4096, 7, True, str(tmp_path))
     assert said.is_function_calling_model
     with pytest.raises(errors.ModelNotFound, match=str(tmp_path)):
         llm.complete("Hello")
-    said = InvariantLLM(lm, context_window=512, is_function_calling_model=False).metadata
-    assert (said.context_window, said.is_function_calling_model) == (512, False)
+    assert own.items() < InvariantLLM(lm, **own).metadata.model_dump().items()
     chosen = InvariantLLM(lm.with_method("pine", ordering="frequency"))
     assert (chosen.method, chosen.ordering, chosen.metadata.context_window) == ("pine", "frequency", 4096)
 
@@ -262,8 +253,6 @@ def test_keys_of_caches_tell_models_in_memory_apart(lm):
     assert key(lm) == key(InvariantModel(tiny_weights(), lm.tokenizer)) not in {*map(key, others)}
     assert len({*map(key, others)}) == 2
 
-
-# --- calls of tools ---
 
 SEARCH = create_model("Search", query=(str, Field(max_length=8)), limit=(Literal[1, 2, 3], ...))
 TOOLS = [
@@ -333,13 +322,13 @@ AS_OPENAI = [
     {"id": id_, "type": "function", "function": {"name": name, "arguments": json.dumps(given)}}
     for id_, name, given in CALLS
 ]
-SAID = TextBlock(text="Let me see.")
+SEEN = [types.ThinkingBlock(content="I search."), TextBlock(text="Let me see.")]
 CALLING = {
-    "blocks": ChatMessage(role="assistant", blocks=[types.ThinkingBlock(content="I search."), SAID, *AS_BLOCKS]),
-    "as OpenAI has them": ChatMessage(role="assistant", blocks=[SAID], additional_kwargs={"tool_calls": AS_OPENAI}),
+    "blocks": ChatMessage(role="assistant", blocks=[*SEEN, *AS_BLOCKS]),
+    "as OpenAI has them": ChatMessage(role="assistant", blocks=SEEN, additional_kwargs={"tool_calls": AS_OPENAI}),
 }
 RENDERED = (
-    f"<|im_start|>user\n{QUERY}<|im_end|>\n<|im_start|>assistant\n{SAID.text}{CALL}{NOW}<|im_end|>\n"
+    f"<|im_start|>user\n{QUERY}<|im_end|>\n<|im_start|>assistant\nLet me see.{CALL}{NOW}<|im_end|>\n"
     "<|im_start|>tool\n%s (a)<|im_end|>\n<|im_start|>tool\nnoon (b)<|im_end|>\n<|im_start|>assistant\n"
 )
 
@@ -403,8 +392,6 @@ def test_json_mode_writes_an_object_and_nothing_else(lm):
 
 
 THOUGHT = "I think.\n</think>\n\nAt noon."
-
-
 WITH, WITHOUT = ({"template_kwargs": {"enable_thinking": enabled}} for enabled in (True, False))
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from cases import EIGHT, QUERY, TEXTS, consumed, node, nodes_of, read
-from entries import answer, chat, query
+from entries import Case, answer
 from invariant_rag import KeyValueCache, errors
 from llama_index.core import PromptTemplate, get_response_synthesizer
 from llama_index.core.base.llms import types
@@ -45,9 +45,7 @@ evaluator = partial(InvariantPairwiseEvaluator, InvariantLLM("no/such-model"))  
 def given(spoken, base_url):
     """A model that knows tools, as an LLM in memory; and an LLM of a server."""
     llm, remote = InvariantLLM(spoken, max_tokens=8), InvariantLLM(base_url=base_url)
-    own = InvariantSynthesizer(llm)
-    ways = {name: partial(getattr(own, name), QUERY, nodes_of()) for name in ("synthesize", "asynthesize")}
-    return SimpleNamespace(model=spoken, llm=llm, remote=remote, url=base_url, **ways)
+    return SimpleNamespace(model=spoken, llm=llm, remote=remote, url=base_url, own=InvariantSynthesizer(llm))
 
 
 ROWS = [
@@ -100,9 +98,10 @@ ROWS = [
         QUERY, nodes_of())),
     (errors.UnsupportedCombination, "streaming", lambda g: InvariantSynthesizer(
         g.llm, streaming=True, output_cls=Place)),
-    (errors.InvalidPrompt, "keyword context_str, query_str", lambda g: g.synthesize(query_str="x", context_str="x")),
-    (errors.InvalidPrompt, "keyword string_to_format, text_chunks", lambda g: g.asynthesize(
-        text_chunks="x", string_to_format="x")),
+    (errors.InvalidPrompt, "keyword context_str, query_str", lambda g: g.own.synthesize(
+        QUERY, nodes_of(), query_str="x", context_str="x")),
+    (errors.InvalidPrompt, "keyword string_to_format, text_chunks", lambda g: g.own.asynthesize(
+        QUERY, nodes_of(), text_chunks="x", string_to_format="x")),
     (errors.RetrievalError, "start_char_idx", lambda g: SourceJoiner(join_by="file").postprocess_nodes(
         [node(text, file="a.txt") for text in TEXTS])),
 ]  # fmt: skip
@@ -120,12 +119,12 @@ MODES = {"query": {}, "aquery": {"way": "aquery"}, "streaming": {"streaming": Tr
 WAYS = {
     **{name: lambda c, name=name: getattr(c.llm, name)(QUERY if "complete" in name else ASKED) for name in EIGHT},
     **{
-        f"{mode}, {way}": partial(query, response_mode=mode, **options)
+        f"{mode}, {way}": partial(Case.query, response_mode=mode, **options)
         for mode in ("compact", "tree_summarize", "refine")
         for way, options in MODES.items()
     },
     **{
-        f"{kind.__name__}.{way}": partial(chat, kind=kind, way=way)
+        f"{kind.__name__}.{way}": partial(Case.chat, kind=kind, way=way)
         for kind in (ContextChatEngine, CondensePlusContextChatEngine)
         for way in ("chat", "achat")
     },

@@ -15,7 +15,7 @@ from itertools import permutations
 import entries
 import pytest
 from cases import ORDERS, QUERY, TEXTS, ListRetriever, Recorder, engine_of, message_of, node, nodes_of, report_of
-from entries import JOINED, Case, agent, answer, in_one_span, listing, local_llm, predicting, query, told
+from entries import JOINED, Case, answer, listing, local_llm
 from framework_cases import LOOKALIKES, EveryBit, call_text, caught, ended, written_texts
 from invariant_rag import SegmentSet
 from invariant_rag.errors import OrderWarning
@@ -38,7 +38,6 @@ from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor
 dispatcher = get_dispatcher(__name__)
 TEMPLATE = PromptTemplate("Read:\n{context}\nNow: {q}")
 WITH_YEAR = listing("{node.metadata} {node.text}", "\n")
-NUMBERED = listing("{n}. {node.text}", "\n")
 WORD = create_model("Word", input=(str, ...))
 
 
@@ -57,25 +56,6 @@ def asked(llm, nodes, write, template=TEMPLATE, q=QUERY, **more):
 def warned_of(*args, **options):
     """Return what is warned of where an LLM behind an API is asked."""
     return caught(asked, canonical(Recorder()), *args, **options)[1]
-
-
-# --- values of variables ---
-
-
-@pytest.mark.parametrize(("write", "is_set"), [(WITH_YEAR, True), (NUMBERED, False)])
-def test_metadata_belongs_to_its_node_and_a_number_does_not(write, is_set):
-    prompts, written = [], []
-    for order in ORDERS:
-        nodes, recorder = [node(TEXTS[i], year=(2021, 1987, 1904)[i]) for i in order], Recorder()
-        said, messages = caught(asked, canonical(recorder), nodes, write)
-        assert (said, len(messages)) == ("Noon.", 0 if is_set else 1)
-        prompts += recorder.asked
-        written.append(f"Read:\n{write(nodes)}\nNow: {QUERY}")
-        if not is_set:
-            with pytest.raises(OrderWarning, match="SegmentMarkerPostprocessor"):  # also where warnings are none
-                caught(asked, canonical(Recorder(), strict=True), nodes, write)
-    assert prompts == ([prompts[0]] * 6 if is_set else written)
-    assert prompts[0] in written, "what the template writes for one order: each year stays with its text"
 
 
 @pytest.mark.parametrize("name", ["context", "context_str"])
@@ -107,13 +87,10 @@ def test_documents_picked_by_place_or_shown_beside_their_set_are_warned_of(templ
 
 
 def test_a_loop_of_a_template_over_one_document_writes_it_whole():
-    recorder = Recorder()
-    ask = partial(in_one_span, ask=partial(predicting, template=entries.JINJA, write=entries.contents))
-    answer(ask, canonical(recorder), nodes_of([0]))
+    recorder, loop = Recorder(), "`RichPromptTemplate` with a Jinja loop"
+    answer(entries.ENTRIES["nodes in other calls"][loop], canonical(recorder), nodes_of([0]))
     assert recorder.asked == [f"<source nr=1>{TEXTS[0]}</source>\nAnswer: {QUERY}"]
 
-
-# --- prompts, through every entry ---
 
 QUESTIONS, STATED, ANSWERS, ARGUMENTS = (
     written_texts(part, *TEXTS) for part in ("questions", "stated_orders", "answers", "arguments")
@@ -124,7 +101,7 @@ SORTED = "\n\n".join(TEXTS[i] for i in CANONICAL)
 
 
 def chat(c, kind=chat_engine.ContextChatEngine, **options):
-    return next(entries.chat(c, kind, **options))
+    return next(c.chat(kind, **options))
 
 
 @dispatcher.span
@@ -135,28 +112,25 @@ def predicted(c, output_cls=None):
     return ask(PromptTemplate("{context_str}\nQ: {question}"), context_str=context, question=c.question)
 
 
-def talked(c):
-    """Return a history in which a user and a model said this."""
-    return [ChatMessage(c.question), ChatMessage(c.question, role="assistant")]
-
-
 WAYS = {
-    **{mode: partial(query, response_mode=mode) for mode in (*entries.WHOLE, *entries.ONE_BY_ONE, "generation")},
-    "InvariantSynthesizer": entries.ours,
-    "CitationQueryEngine": entries.citation,
+    **{mode: partial(Case.query, response_mode=mode) for mode in (*entries.WHOLE, *entries.ONE_BY_ONE, "generation")},
+    "InvariantSynthesizer": Case.ours,
+    "CitationQueryEngine": Case.citation,
     "context chat": chat,
     "condense plus context chat": partial(chat, kind=chat_engine.CondensePlusContextChatEngine),
     "condense question chat": lambda c: chat_engine.CondenseQuestionChatEngine.from_defaults(
-        engine_of(c.nodes, llm=c.llm), llm=c.llm, chat_history=[ChatMessage("Hi."), talked(c)[1]]
+        engine_of(c.nodes), llm=c.llm, chat_history=[ChatMessage("Hi."), ChatMessage(c.question, role="assistant")]
     ).chat(c.question),
     "simple chat": lambda c: chat_engine.SimpleChatEngine.from_defaults(llm=c.llm).chat(c.question),
     "llm.predict": predicted,
     "llm.structured_predict": partial(predicted, output_cls=WORD),
-    "a chat's history": lambda c: chat(c._replace(question=QUERY), chat_history=talked(c)),
-    "a system prompt": lambda c: engine_of(
-        c.nodes, llm=c.llm.model_copy(update={"system_prompt": c.question})
-    ).query(QUERY),
-    **{kind.__name__: partial(agent, kind=kind) for kind in (FunctionAgent, ReActAgent)},
+    "a chat's history": lambda c: chat(
+        c._replace(question=QUERY), chat_history=[ChatMessage(c.question, role=role) for role in ("user", "assistant")]
+    ),
+    "a system prompt": lambda c: c._replace(question=QUERY).query(
+        llm=c.llm.model_copy(update={"system_prompt": c.question})
+    ),
+    **{kind.__name__: partial(Case.agent, kind=kind) for kind in (FunctionAgent, ReActAgent)},
 }  # fmt: skip
 AS_TEXT, WITHOUT = {*entries.ONE_BY_ONE, "CitationQueryEngine", "ReActAgent"}, {"generation", "simple chat"}
 """Entries that leave the nodes as text, and those without nodes; the others make a set of them."""
@@ -182,7 +156,7 @@ def test_a_prompt_is_what_llamaindex_writes_for_one_order_of_the_nodes(way, ques
     ask, verdicts, is_set = WAYS[way], set(), None if way in WITHOUT else way not in AS_TEXT
     for order in ORDERS[1::3]:
         alone, wrapped = Recorder(), Recorder()
-        answer(query if way in AS_COMPACT else ask, alone, nodes_of(CANONICAL if is_set else order), question)
+        answer(Case.query if way in AS_COMPACT else ask, alone, nodes_of(CANONICAL if is_set else order), question)
         (_, response), messages = caught(answer, ask, canonical(wrapped), nodes_of(order), question)
         assert [each.replace(AS_COMPACT.get(way, SORTED), SORTED, 1) for each in wrapped.asked] == alone.asked
         assert any(question in each for each in wrapped.asked)
@@ -197,7 +171,7 @@ def test_the_local_model_attends_to_the_set_and_to_the_question_as_it_is(lm, pla
     messages = [{"role": "user", "content": ["Read:\n", found, f"\nQ: {question}"]}]
     prompt = render_chat(messages, lm.tokenizer, question)
     expected = lm.generate(prompt, max_new_tokens=2, logits_processor=[EveryBit(lm)]).text
-    ask = partial(query, text_qa_template=PromptTemplate("Read:\n{context_str}\nQ: {query_str}"))
+    ask = partial(Case.query, text_qa_template=PromptTemplate("Read:\n{context_str}\nQ: {query_str}"))
     assert answer(ask, local_llm(lm), nodes_of(ORDERS[place % 6]), question)[0] == expected
 
 
@@ -205,13 +179,12 @@ def test_the_local_model_attends_to_the_set_and_to_the_question_as_it_is(lm, pla
 @pytest.mark.parametrize("place", ["template", "chat template", "system prompt"])
 def test_an_order_that_is_stated_above_a_set_stays_and_is_warned_of(place, stated):
     template = PromptTemplate(f"{stated}\n{{context_str}}\nQ: {{query_str}}")
-    ask = {
-        "template": partial(query, text_qa_template=template),
-        "chat template": partial(chat, context_template=template),
-        "system prompt": query,
-    }[place]
     for order in ORDERS[STATED.index(stated) % 3 :: 3]:
-        llm = Recorder(system_prompt=stated) if place == "system prompt" else Recorder()
+        ask, llm = {
+            "template": (partial(Case.query, text_qa_template=template), Recorder()),
+            "chat template": (partial(chat, context_template=template), Recorder()),
+            "system prompt": (Case.query, Recorder(system_prompt=stated)),
+        }[place]
         (_, response), (message,) = caught(answer, ask, canonical(llm), nodes_of(order))
         (prompt,) = llm.asked
         assert (prompt.startswith(stated), SORTED in prompt) == (True, True)
@@ -219,13 +192,13 @@ def test_an_order_that_is_stated_above_a_set_stays_and_is_warned_of(place, state
         assert "says in which order the documents are" in message
 
 
-TOLD = [partial(in_one_span, ask=partial(told, write=write)) for write in (JOINED, WITH_YEAR)]
+TOLD = [partial(Case.in_one_span, ask=partial(Case.told, write=write)) for write in (JOINED, WITH_YEAR)]
 SYNTHESIZED = [WAYS[way] for way in ("compact", "tree_summarize", "InvariantSynthesizer")]
 
 
 @pytest.mark.parametrize("name", LOOKALIKES)
 def test_the_verdict_is_one_for_all_orders_whatever_the_nodes_are(lm, name):
-    ways = [*TOLD, *SYNTHESIZED, entries.citation]
+    ways = [*TOLD, *SYNTHESIZED, Case.citation]
     way = ways[list(LOOKALIKES).index(name) % len(ways)]  # each way with the bits of a model for some
     for llm, ask in [*((canonical(Recorder(says=str)), each) for each in ways), (local_llm(lm), way)]:
         listed = permutations([node(text, **fields) for text, fields in LOOKALIKES[name]])
@@ -258,7 +231,7 @@ def test_an_answer_arrives_as_the_model_wrote_it(lm, number, text):
     message, llm = message_of(TEXTS[i] for i in order), writing(lm, text)
     assert "".join(each.delta or "" for each in llm.stream_chat([message])) == text
     assert llm.complete("\n".join(f"[{i}] {each}" for i, each in enumerate(TEXTS))).text == text
-    assert answer(query, llm, nodes_of(order))[0] == text
+    assert answer(Case.query, llm, nodes_of(order))[0] == text
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of workflows and ReAct agents
@@ -273,9 +246,6 @@ async def test_arguments_of_a_call_arrive_as_the_model_wrote_them(spoken, number
     llm = writing(spoken, call_text("run", arguments))
     (found,) = llm.get_tool_calls_from_response(llm.chat_with_tools([tool], chat_history=[message]))
     assert found.tool_kwargs == arguments
-
-
-# --- runs ---
 
 
 @dispatcher.span
