@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
 from invariant_rag import errors
-from invariant_rag.checks import check_number, check_real, check_text
+from invariant_rag.checks import check_items, check_number, check_real, check_text
 from invariant_rag.errors import InvalidChoice, InvalidPrompt, InvalidSegment, RemoteError
 from invariant_rag.generation.answers import (
     AnswerDelta,
@@ -190,7 +190,7 @@ def _path_and_body(request: AnswerRequest, choices: Mapping[str, Any]) -> tuple[
 def chat_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return messages as the server takes them: segments, which have no token ids, are parts of their contents."""
     converted = []
-    for message in messages:
+    for message in check_items("messages", messages, Mapping, error=InvalidPrompt):
         content = message.get("content")
         calls = [_call(each) for each in message.get("tool_calls") or ()]
         parts = content if content is None or isinstance(content, str) else content_parts(content)

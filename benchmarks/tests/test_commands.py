@@ -32,6 +32,7 @@ from invariant_rag_benchmarks import BENCHMARKS, Case, config, speed
 from invariant_rag_benchmarks import published_tables as tables
 from invariant_rag_benchmarks.commands import bench, reproduce
 from invariant_rag_benchmarks.config import BenchmarkConfig, ServingConfig, SpeedConfig
+from invariant_rag_benchmarks.published_tables import resolve_table
 from invariant_rag_benchmarks.tasks.judging import SECTIONS
 
 from .conftest import records
@@ -316,13 +317,13 @@ def test_a_ratio_is_the_median_over_rounds_of_this_way_over_the_plain_one_in_the
 
 def row_of(table, model, name):
     """A row of a table, and its cells by the names of columns."""
-    (row,) = [each for each in tables.resolve_table(table).rows_of(model) if each.name == name]
-    return row, dict(zip((each.label for each in tables.resolve_table(table).columns), row.values, strict=True))
+    (row,) = [each for each in resolve_table(table).rows_of(model) if each.name == name]
+    return row, dict(zip((each.label for each in resolve_table(table).columns), row.values, strict=True))
 
 
 @pytest.mark.parametrize("name", tables.published_tables())
 def test_every_column_and_row_is_measured_with_what_we_have_or_the_note_says_why_not(name):
-    table = tables.resolve_table(name)
+    table = resolve_table(name)
     columns = [each for each in table.columns if each.metric]
     rows = [each for each in table.rows if each.setup is not None]
     assert (columns, rows) == ([*table.columns], [*table.rows]) or "not measured" in table.note.lower()
@@ -341,7 +342,7 @@ def test_every_column_and_row_is_measured_with_what_we_have_or_the_note_says_why
 
 def test_the_t_tests_of_rotor_follow_from_its_table_of_scores():
     """But for a factor: the paper divides the variance of nine differences by nine, a t-test by eight."""
-    scores, published = tables.resolve_table("rotor-table-7"), tables.resolve_table("rotor-table-8")
+    scores, published = resolve_table("rotor-table-7"), resolve_table("rotor-table-8")
     for name, row in zip(("Original Model", "RoToR-lexical"), published.rows, strict=True):
         values = [row.values for row in scores.rows if row.name.removesuffix(" + S.R.") == name]
         pairs = [pair for each in values for pair in zip(each[::2], each[1::2], strict=True) if None not in pair]
@@ -357,7 +358,7 @@ def test_the_t_tests_of_rotor_follow_from_its_table_of_scores():
 
 def test_the_scores_of_rotor_before_and_after_shuffling_and_its_margin_are_those_of_its_main_tables():
     names = {"Original Model": "Original", "RoToR-lexical": "RoToR"}
-    for row in tables.resolve_table("rotor-table-7").rows:
+    for row in resolve_table("rotor-table-7").rows:
         if row.name in names:
             _, main = row_of("rotor-table-2", row.model, names[row.name])
             labels = [f"{count} triples, {order}, F1" for count in (30, 50) for order in ("initial", "shuffled")]
@@ -366,14 +367,12 @@ def test_the_scores_of_rotor_before_and_after_shuffling_and_its_margin_are_those
             name = "Orig." if row.name == "Original Model" else "RoToR + S.R."
             mean, _ = row_of("rotor-table-3", row.model, name)
             assert row.values[4:] == (mean.values[0], mean.values[2])
-    margin = next(row for row in tables.resolve_table("rotor-table-6").rows if row.name == "ours-lexical, 0.2")
+    margin = next(row for row in resolve_table("rotor-table-6").rows if row.name == "ours-lexical, 0.2")
     routed, _ = row_of("rotor-table-3", margin.model, "RoToR + S.R.")
     assert (margin.setup, margin.values[1]) == (routed.setup, routed.values[0])
 
 
-@pytest.mark.parametrize(
-    "row", tables.resolve_table("pine-tables-7-15").rows, ids=lambda row: f"{row.model}, {row.name}"
-)
+@pytest.mark.parametrize("row", resolve_table("pine-tables-7-15").rows, ids=lambda row: f"{row.model}, {row.name}")
 def test_the_subsets_of_reward_bench_average_to_the_published_sections(row):
     """With RewardBench's weights; every cell is rounded to 0.1. The paper has another run in one of its columns."""
     tolerance = 0.65 if (row.model, row.name) == ("meta-llama/Meta-Llama-3-8B-Instruct", "PINE") else 0.11
@@ -386,7 +385,7 @@ def test_the_subsets_of_reward_bench_average_to_the_published_sections(row):
 
 
 def test_the_flips_of_a_model_average_to_its_last_column():
-    rows = tables.resolve_table("pine-table-4").rows
+    rows = resolve_table("pine-table-4").rows
     for *sections, full in (row.values for row in rows if None not in row.values):
         assert sum(sections) / 4 == pytest.approx(full, abs=0.1)
     (cells,) = [row.values for row in rows if row.model == "Qwen/Qwen1.5-72B-Chat"]
@@ -410,7 +409,7 @@ def test_cells_are_read_from_the_records_of_a_run():
     assert column("accuracy").read(routed).value == 0.25
     assert column("accuracy").read(routed, oracle=True).value == 0.75  # the better of two branches
     assert column("routed").read(routed).value == 0.5
-    mean = tables.resolve_table("rotor-table-3").columns[2]  # the others of MMLU are all orders but the first
+    mean = resolve_table("rotor-table-3").columns[2]  # the others of MMLU are all orders but the first
     chosen = mean.select({"variant": variant, "group": ""} for variant in ("0123", "0132", "3210"))
     assert [record["variant"] for record in chosen] == ["0132", "3210"]
 
@@ -432,7 +431,7 @@ PLANS = [
 @pytest.mark.parametrize(("table", "model", "setups", "benchmarks"), PLANS)
 def test_a_table_takes_one_run_per_setup_and_setting(table, model, setups, benchmarks):
     name, _, names = table.partition(": ")
-    chosen = tables.resolve_table(name)
+    chosen = resolve_table(name)
     rows = tables.rows_to_measure(chosen, model, names.split("|") if names else [])
     wanted = list(tables.configs_to_run(rows, chosen.columns, BenchmarkConfig("mmlu")).values())
     found = [((each.method, each.alpha, each.intervention), each.benchmark) for each in wanted]
@@ -441,7 +440,7 @@ def test_a_table_takes_one_run_per_setup_and_setting(table, model, setups, bench
 
 
 def test_a_table_is_measured_cell_by_cell(files, lm, tmp_path):
-    table = tables.resolve_table("pine-table-2")
+    table = resolve_table("pine-table-2")
     unknown = tables.rows_to_measure(table, None)  # every method, and no published number
     assert [row.name for row in unknown] == ["NIA", "PCW", "SP", "PINE", "permutation"]
     assert all(value is None for row in unknown for value in row.values)
@@ -456,7 +455,7 @@ def test_a_table_is_measured_cell_by_cell(files, lm, tmp_path):
 def test_the_rows_of_an_intervention_are_measured_with_parameters_of_a_file(files, lm, tmp_path):
     parameters = tmp_path / "found.json"
     HiddenScaling(3, -1.0, [1]).save(parameters)
-    table = tables.resolve_table("hidden-scaling-table-4")
+    table = resolve_table("hidden-scaling-table-4")
     base = BenchmarkConfig("mmlu", data=files, limit=1, overflow="trim_segments", intervention=str(parameters))
     rows = tuple(replace(row, values=row.values[:1]) for row in table.rows)
     found = tables.reproduce(replace(table, columns=table.columns[:1], rows=rows), base, tmp_path / "runs", model=lm)

@@ -90,12 +90,10 @@ def test_a_question_has_the_variants_of_the_papers(load):
         "key-value": "0, 1, 2, 3, 5",
         "mmlu": ", ".join(map("".join, permutations("0123"))),
         "mintaka": "initial, shuffle 0, shuffle 1, shuffle 2",
-        "reward-bench": "gold first, gold second",
-        "llmbar": "gold first, gold second",
+        **dict.fromkeys(("reward-bench", "llmbar"), "gold first, gold second"),
         "two-wiki": "initial, reversed, centre-flipped",
         "xquad": "0, 1, 2, 3, 4",
-        "r-gsm": "initial, reversed",
-        "timeline": "initial, reversed",
+        **dict.fromkeys(("r-gsm", "timeline"), "initial, reversed"),
         "longbench": "initial",
     }
     slots = ("0", "34", "69", "104", "139")

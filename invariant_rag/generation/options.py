@@ -193,7 +193,7 @@ def check_options(kwargs: Mapping[str, Any], model: PreTrainedModel) -> None:
         return
     known = _parameters(model)
     for name in kwargs.keys() - known:
-        near = get_close_matches(str(name), known, 1)
+        near = [each for each in sorted(known) if each.startswith(f"{name}_")] or get_close_matches(str(name), known, 1)
         hint = f"Did you mean {near[0]!r}?" if near else "They are those of transformers' GenerationConfig."
         raise InvalidOption(f"expected keywords of generate, got {name!r}, which is none", hint=hint)
     config = kwargs.get("generation_config")

@@ -46,7 +46,7 @@ def load_model(
         The model and its tokenizer. The tokenizer is None, with a warning in the log, if none is found.
 
     Raises:
-        InvalidChoice: torch has no such dtype, or this machine no such device.
+        InvalidChoice: torch has no such dtype, this machine no such device, or the model no such option.
         ModelNotFound: There is no such model, or it is not a causal LM.
         OutOfMemory: The weights do not fit into the memory of the device.
     """
@@ -59,6 +59,11 @@ def load_model(
         raise _not_found("a causal LM", source, error) from error
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(f"the weights of {str(source)!r} do not fit: {error}") from error
+    except TypeError as error:  # a keyword that the class of the model does not have
+        raise InvalidChoice(
+            f"cannot load {str(source)!r}: {error}",
+            hint="Options are those of InvariantModel.from_pretrained, and then of from_pretrained in transformers.",
+        ) from error
     except (AssertionError, RuntimeError) as error:  # what torch raises for a device depends on how it was built
         raise InvalidChoice(
             f"cannot load {str(source)!r} with device_map={device_map!r}: {error}",

@@ -116,6 +116,7 @@ def load_chunks(
     Raises:
         RetrievalError: There is no text in the documents.
     """
+    _check_sizes(max_chars, overlap)
     loaded = load_documents(paths, strict=strict, on_skipped=on_skipped)
     chunks = chunk_documents(loaded, max_chars=max_chars, overlap=overlap)
     if not chunks:
@@ -144,12 +145,16 @@ def chunk_documents(documents: Iterable[Document], *, max_chars: int = 1000, ove
     Raises:
         RetrievalError: `max_chars` is not positive, `overlap` is not in `0..max_chars - 1`, or one is no document.
     """
+    _check_sizes(max_chars, overlap)
+    listed = check_items("documents", documents, Document, error=RetrievalError)
+    return [segment for document in listed for segment in _chunk_document(document, max_chars, overlap)]
+
+
+def _check_sizes(max_chars: int, overlap: int) -> None:
     check_number("max_chars", max_chars, error=RetrievalError)
     check_number("overlap", overlap, error=RetrievalError)
     if max_chars < 1 or not 0 <= overlap < max_chars:
         raise RetrievalError(f"expected max_chars >= 1 and 0 <= overlap < max_chars, got {max_chars} and {overlap}")
-    listed = check_items("documents", documents, Document, error=RetrievalError)
-    return [segment for document in listed for segment in _chunk_document(document, max_chars, overlap)]
 
 
 def _chunk_document(document: Document, max_chars: int, overlap: int) -> Iterator[Segment]:

@@ -130,6 +130,8 @@ class RAG:
             UnsupportedCombination: `model_options` are given together with a loaded model.
         """
         check_number("k", k, 1, error=RetrievalError)
+        if system is not None:
+            check_text("system", system)
         if isinstance(model, InvariantModel) and model_options:
             raise UnsupportedCombination(
                 f"expected no model options beside a loaded model, got {', '.join(model_options)}",

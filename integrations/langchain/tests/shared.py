@@ -16,6 +16,7 @@ from langchain_core.language_models.chat_models import generate_from_stream
 from langchain_core.load import dumpd, load
 from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.tool import tool_call
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.retrievers import BaseRetriever
@@ -33,7 +34,6 @@ DOCUMENTS = [
     Document("The lighthouse was built by Teso Carno.", metadata={"source": "coast.txt", "id": "c-9", "page": 7}),
 ]
 TEXTS = [document.page_content for document in DOCUMENTS]
-HASHES = sorted(to_segment(document).content_hash for document in DOCUMENTS)
 ORDERS = [list(order) for order in permutations(DOCUMENTS)]
 QUESTION = "When does the ferry leave?"
 PLACEHOLDER = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])
@@ -83,11 +83,6 @@ def loaded(value, *classes):
 # --- asking and listening ---------------------------------------------------------------------------------------------
 
 
-def total(pieces):
-    """Add up the pieces of a stream."""
-    return reduce(add, pieces)
-
-
 async def collected(pieces):
     """Return what an asynchronous stream yields."""
     return [piece async for piece in pieces]
@@ -98,9 +93,9 @@ WAYS = {
     "ainvoke": lambda model, asked, config=None, **how: asyncio.run(model.ainvoke(asked, config, **how)),
     "batch": lambda model, asked, config=None, **how: model.batch([asked, asked], config, **how)[1],
     "abatch": lambda model, asked, config=None, **how: asyncio.run(model.abatch([asked, asked], config, **how))[1],
-    "stream": lambda model, asked, config=None, **how: total(model.stream(asked, config, **how)),
-    "astream": lambda model, asked, config=None, **how: total(
-        asyncio.run(collected(model.astream(asked, config, **how)))
+    "stream": lambda model, asked, config=None, **how: reduce(add, model.stream(asked, config, **how)),
+    "astream": lambda model, asked, config=None, **how: reduce(
+        add, asyncio.run(collected(model.astream(asked, config, **how)))
     ),
 }
 
@@ -124,8 +119,7 @@ def said(answer):
 class Heard(BaseCallbackHandler):
     """What callbacks are told: how many calls begin and end, the messages of the last one, and the text as it comes."""
 
-    def __init__(self):
-        self.begun, self.ended, self.text = 0, 0, ""
+    begun, ended, text = 0, 0, ""
 
     def on_chat_model_start(self, serialized, messages, **told):
         self.begun, self.messages = self.begun + 1, messages[0]
@@ -186,23 +180,21 @@ class Reader(BaseChatModel):
             if not isinstance(message.content, str):
                 raise TypeError(f"expected text, got {message.content!r}")
         documents = re.findall(r"Document[^:]*: (.*)", "\n".join(message.content for message in messages))
-        if self.favourite in documents[:-1]:
-            return self.favourite
-        return documents[0] if documents else "nothing"
+        return self.favourite if self.favourite in documents[:-1] else [*documents, "nothing"][0]
 
     def _generate(self, messages, stop=None, run_manager=None, **kwargs):
-        text = self._read(messages, {"stop": stop, **kwargs})
-        calls = []
-        if tools := kwargs.get("tools"):
-            calls = [{"name": tools[0]["function"]["name"], "args": {"place": text}, "id": "1", "type": "tool_call"}]
+        text, tools = self._read(messages, {"stop": stop, **kwargs}), kwargs.get("tools") or []
+        calls = [tool_call(name=each["function"]["name"], args={"place": text}, id="1") for each in tools[:1]]
         message = AIMessage("" if calls else text, usage_metadata=USAGE, tool_calls=calls)
         answer = ChatGeneration(message=message, generation_info={"finish_reason": "stop"})
-        output = {"model_name": "reader-1", "token_usage": {"total_tokens": 12}}
-        return ChatResult(generations=[answer], llm_output=output)
+        return ChatResult(
+            generations=[answer], llm_output={"model_name": "reader-1", "token_usage": {"total_tokens": 12}}
+        )
 
     def _combine_llm_outputs(self, llm_outputs, /):
-        known = [each["token_usage"]["total_tokens"] for each in llm_outputs if each]
-        return {"token_usage": {"total_tokens": sum(known)}}
+        return {
+            "token_usage": {"total_tokens": sum(each["token_usage"]["total_tokens"] for each in llm_outputs if each)}
+        }
 
     def bind_tools(self, tools, *, tool_choice=None, **kwargs):
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], **kwargs)

@@ -1,17 +1,24 @@
-"""What an answer is and says: text, tokens, reasoning, log-probabilities, citations, objects, and calls of tools."""
+"""What an answer is and says: the same however a model is asked, about whatever order, among what other calls."""
 
+import asyncio
+import re
 import sys
+import time
 from collections import ChainMap
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
+from functools import partial
 from itertools import permutations
 from typing import Annotated, Literal
 
 import pytest
-from framework_cases import Writing, call_text, ended
+from framework_cases import Writing, call_text, ended, spoken_model, tiny_weights
+from invariant_rag import InvariantModel
 from invariant_rag.errors import ContextOverflow, IncompleteObject, InvalidObject, UnsupportedCombination
 from invariant_rag.generation.json_schema import validate_value
 from invariant_rag.generation.kv_cache import KeyValueCache
-from invariant_rag.generation.structured import ToolCall, ToolCalling
+from invariant_rag.prompts import mark_set, parse_marked
+from invariant_rag.testing import toy_tokenizer
 from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
@@ -19,21 +26,23 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage, conver
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.runnables import RunnableLambda
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, create_model
 from transformers import MaxTimeCriteria
 from typing_extensions import TypedDict
 
-from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical
+from langchain_invariant_rag import ChatInvariant, InvariantLLM, Segments, canonical, vote
 from langchain_invariant_rag.documents import chat_messages, to_segment, to_turn
 
-from .shared import DOCUMENTS, ORDERS, QUESTION, WAYS, Departure, now, search
+from . import shared
+from .shared import DOCUMENTS, ORDERS, QUESTION, TEXTS, WAYS, Departure, forwards, now, said, search, text
+
+both = pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
 
 
 def test_an_answer_says_what_was_read_and_written_and_completions_do_too_each_by_itself_and_together(lm):
     answer = ChatInvariant(model=lm, max_tokens=8).invoke(QUESTION, documents=DOCUMENTS)
     messages = [{"role": "user", "content": [*map(to_segment, DOCUMENTS), QUESTION]}]
     generation = lm.generate(lm.chat_prompt(messages=messages), max_new_tokens=8)
-    assert answer.content == generation.text
     read, both = generation.usage.prompt_tokens, generation.usage.total_tokens
     counted = {"input_tokens": read, "output_tokens": 8, "total_tokens": both}
     assert answer.usage_metadata == {**counted, "input_token_details": {"cache_read": 0}}
@@ -48,7 +57,7 @@ def test_an_answer_says_what_was_read_and_written_and_completions_do_too_each_by
     assert result.llm_output == {"token_usage": usage, "model_name": lm.name}
 
 
-@pytest.mark.parametrize("kind", [ChatInvariant, InvariantLLM])
+@both
 @pytest.mark.parametrize("micro_batching", [False, True])
 def test_what_does_not_fit_is_an_overflow_for_langchain_too_or_named(lm, kind, micro_batching):
     model, long = kind(model=lm, max_tokens=4, micro_batching=micro_batching), "long " * 2000
@@ -81,22 +90,19 @@ def test_one_call_with_three_documents_takes_few_calls_and_reads_no_weights_with
     """Python calls of this package and the core, and of all packages. Never raised."""
     chat = ChatInvariant(model=lm, max_tokens=2)
     chat.invoke(QUESTION, documents=DOCUMENTS)
+    # What transformers 5.24 and later wrap around every layer and output to rename an argument is nobody's call.
+    renames = ("wrap_func", "wrapped_func", "_replace_old_cache_name", "_rename_kwargs_for_bc", "is_tracing")
     called = []
 
     def record(frame, event, argument):
-        # What transformers 5.24 and later wrap around every layer and output to rename an argument is nobody's call.
-        renames = ("wrap_func", "wrapped_func", "_replace_old_cache_name", "_rename_kwargs_for_bc", "is_tracing")
         if event == "call" and not (frame.f_code.co_name in renames and "transformers" in frame.f_code.co_filename):
             called.append(frame.f_code)
 
-    def measure():
-        sys.setprofile(record)
-        try:
-            chat.invoke(QUESTION, documents=DOCUMENTS)
-        finally:
-            sys.setprofile(None)
-
-    Context().run(measure)  # in which no other test has retrieved anything
+    sys.setprofile(record)
+    try:
+        Context().run(chat.invoke, QUESTION, documents=DOCUMENTS)  # in which no other test has retrieved anything
+    finally:
+        sys.setprofile(None)
     ours = [code.co_qualname for code in called if "invariant_rag" in code.co_filename]
     assert len(ours) <= 350, ours
     assert len(called) <= 3900
@@ -166,11 +172,7 @@ def test_sentences_are_cited_with_their_documents_and_the_answer_stays_as_it_is_
     assert StrOutputParser().invoke(answer) == answer.text == asked(cites, citations=False).content == text
     assert asked(cites.model_copy(update={"citations": False}).bind(citations=True)).content == answer.content
     first, second, third = answer.content_blocks[0]["annotations"]
-    extras = {
-        "id": to_segment(documents[0]).content_hash,
-        "metadata": {"source": url, "page": 3},
-        "document_id": "f-17",
-    }
+    extras = {"id": to_segment(documents[0]).content_hash, "metadata": documents[0].metadata, "document_id": "f-17"}
     place = {"start_index": 0, "end_index": 18, "cited_text": "It leaves at noon.", "url": url, "title": url}
     assert first == {"type": "citation", **place, "extras": extras}
     assert ("url" in second, second["title"], "document_id" in second["extras"]) == (False, "town.txt", False)
@@ -197,23 +199,14 @@ def never(value):
     raise ValueError("no number will do")
 
 
-class Small(BaseModel):
-    number: Annotated[int, AfterValidator(never)]
+Small = create_model("Small", number=(Annotated[int, AfterValidator(never)], ...))
 
 
-@pytest.mark.parametrize(
-    ("schema", "most", "error", "told"),
-    [
-        (Pair, 3, IncompleteObject, "expected a complete JSON text"),
-        (Departure, 3, IncompleteObject, "expected a complete JSON text"),
-        (Small, 20, InvalidObject, "no number will do"),
-    ],
-)
-def test_what_is_cut_off_or_rejected_by_a_validator_is_an_error_and_no_dict_with_missing_keys(
-    lm, schema, most, error, told
-):
-    writer = ChatInvariant(model=lm, max_tokens=200)
-    if error is IncompleteObject:
+@pytest.mark.parametrize(("schema", "most"), [(Pair, 3), (Departure, 3), (Small, 20)])
+def test_what_is_cut_off_or_rejected_by_a_validator_is_an_error_and_no_dict_with_missing_keys(lm, schema, most):
+    writer, error, told, reason = ChatInvariant(model=lm, max_tokens=200), InvalidObject, "no number will do", "stop"
+    if schema is not Small:
+        error, told, reason = IncompleteObject, "expected a complete JSON text", "length"
         model = writer.with_structured_output(schema, stopping_criteria=[MaxTimeCriteria(0.0)])
         for ask in WAYS.values():
             with pytest.raises(error, match=told):
@@ -221,8 +214,7 @@ def test_what_is_cut_off_or_rejected_by_a_validator_is_an_error_and_no_dict_with
     with pytest.raises(error, match=told):
         writer.with_structured_output(schema, max_tokens=most).invoke(QUESTION)
     found = writer.with_structured_output(schema, include_raw=True, max_tokens=most).invoke(QUESTION)
-    finish_reason = "length" if error is IncompleteObject else "stop"
-    assert found["raw"].response_metadata["finish_reason"] == finish_reason
+    assert found["raw"].response_metadata["finish_reason"] == reason
     assert (found["parsed"], type(found["parsing_error"])) == (None, error)
 
 
@@ -278,7 +270,7 @@ def test_a_forced_answer_is_a_call_that_parses(spoken, lm, template, choice):
 
 
 def test_calls_are_parallel_unless_that_is_not_wanted_and_a_completion_model_has_none(chat, lm):
-    twice = ToolCalling(chat.lm).form.call_format.write([ToolCall("", "search", CALL["args"])] * 2)
+    twice = 2 * call_text("search", CALL["args"])
     for parallel, expected in ((None, 2), (True, 2), (False, 1)):
         bound = chat.bind_tools([search, now], tool_choice="any", parallel_tool_calls=parallel, max_tokens=300)
         calls = bound.invoke(QUESTION, **ended(chat.lm, twice)).tool_calls
@@ -335,13 +327,167 @@ def test_results_stand_in_the_order_of_their_calls_and_an_error_is_said_to_be_on
     assert asked(results, found) != asked(results, ["call_2", "call_1", "call_3"])  # another order of the calls
     sent = canonical(RunnableLambda(lambda messages: messages[2]))  # says which result is the first
     assert {asked(order, found, sent) for order in permutations(results)} == {asked(results, found, sent)}
-    plain, failed, said_twice, said_once = (
-        asked([ToolMessage(text, tool_call_id="call_1", status=status)])
-        for text, status in (
-            ("no such file", "success"),
-            ("no such file", "error"),
-            ("Error: no such file", "error"),
-            ("Error: no such file", "success"),
-        )
-    )
-    assert failed == said_twice == said_once != plain
+
+    def told(text, status):
+        return asked([ToolMessage(text, tool_call_id="call_1", status=status)])
+
+    failed, plain = told("no such file", "error"), told("no such file", "success")
+    assert told("Error: no such file", "error") == told("Error: no such file", "success") == failed != plain
+
+
+# --- in every way and order, and among other calls ---
+
+LM, SPOKEN = InvariantModel(tiny_weights(), toy_tokenizer()), spoken_model()
+
+
+def short(**options):
+    return ChatInvariant(**{"model": LM, "max_tokens": 8, **options})
+
+
+def long(**options):
+    return short(**{"model": SPOKEN, "max_tokens": 160, **options})
+
+
+def talks(text, **options):
+    """Return a chat model that writes a text."""
+    return long(**options).bind(**ended(SPOKEN, text))
+
+
+def calls(**options):
+    return long(**options).bind_tools([search, now], tool_choice="any")
+
+
+SERVED = {
+    "chat": lambda **where: ChatInvariant(max_tokens=16, method="set-based", citations=True, **where),
+    "calls": lambda **where: ChatInvariant(max_tokens=96, **where).bind_tools([now, search], tool_choice="any"),
+    "an object": lambda **where: ChatInvariant(max_tokens=96, **where).bind_tools([], response_format=Departure),
+    "completion": lambda **where: InvariantLLM(max_tokens=8, **where),
+    "log-probabilities": lambda **where: ChatInvariant(max_tokens=16, logprobs=True, **where),
+}
+OURS = {
+    "chat": short(),
+    "chat that streams": short(streaming=True),
+    "micro-batched chat": short(micro_batching=True),
+    "log-probabilities": short(top_logprobs=2),
+    "reasoning": talks("Early.\n</think>\n\nAt noon.", template_kwargs={"enable_thinking": True}),
+    "citations": talks(f"{TEXTS[1]} {TEXTS[0]}", citations=True),
+    "calls": calls(),
+    "calls that are cut off": calls(max_tokens=40),
+    "two calls of which one is cut off": calls(max_tokens=150).bind(
+        **ended(SPOKEN, 2 * call_text("search", {"query": "ferry", "limit": 3}))
+    ),
+    "calls that stream and are cut off": calls(max_tokens=40, streaming=True),
+    "an object beside tools": long().bind_tools(
+        [search], response_format=Departure, **ended(SPOKEN, call_text("Departure", {"vessel": "ferry", "hour": 12}))
+    ),
+    "plain branch": short(model=LM.with_routing(2.0, plain_order="canonical")),
+    "invariant branch": short(model=LM.with_routing(-2.0, plain_order="canonical")),
+    "completion": InvariantLLM(model=LM, max_tokens=8),
+    "canonical of one of ours": canonical(short()),
+    "canonical of calls": canonical(calls()),
+    "canonical of calls that are cut off": canonical(calls(max_tokens=40)),
+    "vote of one of ours": vote(short()),
+}
+OTHERS = {
+    f"{wrap.__name__} of {name}": wrap(model)
+    for wrap in (canonical, vote)
+    for name, model in {
+        "a chat model": shared.Reader(),
+        "one that streams": shared.StreamingReader(),
+        "one with tools": shared.Reader().bind_tools([Departure]),
+        "a completion model": shared.TextReader(),
+        "a function": RunnableLambda(lambda asked: re.findall(r"Document: (.*)", asked)[0]),
+    }.items()
+}
+MODELS = {**OURS, **OTHERS, **{f"{name} of a server": make for name, make in SERVED.items()}}
+STREAMS = ("chat that streams", "calls that stream and are cut off", "canonical of one that streams")
+"""Models that tell callbacks the text as it comes however they are asked."""
+ONE_BY_ONE = [(name, 1) for name in MODELS]
+AT_ONCE = [(name, None) for name in OTHERS if name not in STREAMS]  # ours would take turns in writing a given text
+
+
+@pytest.mark.parametrize(("name", "most"), [*ONE_BY_ONE, *AT_ONCE])
+def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, most, base_url):
+    model, found, kind = MODELS[name], {}, name.removesuffix(" of a server")
+    if kind != name:
+        model = model(base_url=base_url)
+    for (way, ask), order in zip(WAYS.items(), ORDERS, strict=True):
+        heard = shared.Heard()
+        answer = ask(model, QUESTION, {"callbacks": [heard], "max_concurrency": most}, documents=order)
+        found[way] = said(answer)
+        written = text(answer)
+        assert written or answer.tool_calls or answer.invalid_tool_calls, way
+        if not name.endswith((" of a completion model", " of a function")):  # which are called as what they are
+            count = 2 if "batch" in way else 1
+            streams = "stream" in way or name in STREAMS
+            assert (heard.begun, heard.ended, heard.text) == (count, count, count * written if streams else ""), way
+        if "cut off" in name:  # how many are complete is the core's
+            assert (answer.response_metadata["finish_reason"], bool(answer.invalid_tool_calls)) == ("length", True)
+        if name.startswith("two calls"):
+            assert [each["args"] for each in answer.tool_calls] == [{"query": "ferry", "limit": 3}]
+    assert found == dict.fromkeys(WAYS, found["invoke"])
+    if name == "calls":
+        assert sum(len(piece.tool_call_chunks) for piece in model.stream(QUESTION)) > 3, "they come as they are written"
+    if kind != name:
+        local = SERVED[kind]().invoke(QUESTION, documents=ORDERS[0])
+        assert found["invoke"] == said(local), "a server answers as a model in memory"
+
+
+@pytest.mark.parametrize("micro_batching", [False, True])
+@both
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+def test_concurrent_calls_answer_as_they_do_alone_and_micro_batches_are_decoded_together(lm, kind, way, micro_batching):
+    ask = partial(WAYS[way], kind(model=lm, max_tokens=12, micro_batching=micro_batching), documents=DOCUMENTS)
+    prompts = [f"{QUESTION} {number * 'and '}" for number in range(6)]
+    alone = list(map(ask, prompts))
+    shapes, pause = [], lm.model.register_forward_hook(lambda *_: time.sleep(0.005))  # for the others to get in line
+    with pause, forwards(lm, shapes), ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(ask, prompts))
+    assert list(map(text, together)) == list(map(text, alone))
+    assert (max(rows for rows, _ in shapes) > 1) == micro_batching
+    if kind is ChatInvariant:
+        assert (False in {each.response_metadata.get("bitwise") for each in together}) == micro_batching
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_the_prompts_of_one_call_are_decoded_in_batches_of_a_size_and_are_the_same_texts(lm, size):
+    prompts = [f"{mark_set(map(to_segment, DOCUMENTS))}{QUESTION}", "a", f"{mark_set('ab')}Who?", "What is it?", "b"]
+    alone = [lm.generate(parse_marked(prompt), max_new_tokens=8).text for prompt in prompts]
+    llm, shapes = InvariantLLM(model=lm, max_tokens=8, batch_size=size), []
+    with forwards(lm, shapes):
+        assert llm.batch(prompts) == alone
+    assert max(rows for rows, _ in shapes) == min(size, len(prompts))
+    assert asyncio.run(llm.abatch(prompts)) == alone
+
+
+async def test_the_loop_goes_on_while_a_model_generates(lm):
+    chat = ChatInvariant(model=lm, max_tokens=100)
+    for work in (chat.ainvoke(QUESTION), shared.collected(chat.astream(QUESTION))):
+        task, ticks = asyncio.ensure_future(work), 0
+        while not task.done():
+            await asyncio.sleep(0.001)
+            ticks += 1
+        await task
+        assert ticks > 10
+
+
+@pytest.mark.parametrize("leaves", ["a call", "a stream", "a stream whose text is held back"])
+async def test_who_leaves_stops_the_model(lm, leaves):
+    chat, shapes = ChatInvariant(model=lm, max_tokens=1500), []
+    whole = (await chat.ainvoke(QUESTION, max_tokens=300)).text
+    with forwards(lm, shapes):
+        if leaves == "a stream":
+            stream = chat.astream(QUESTION)
+            await anext(stream)
+            await stream.aclose()
+        else:
+            # Every text so far may become the stop sequence, so the first piece comes when nearly all is written.
+            held_back = chat.astream(QUESTION, max_tokens=300, stop=[f"{whole}never"])
+            task = asyncio.ensure_future(chat.ainvoke(QUESTION) if leaves == "a call" else anext(held_back))
+            while len(shapes) < 5:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        await chat.ainvoke(QUESTION, max_tokens=1)  # waits until the model is free
+        assert len(shapes) < 150

@@ -15,44 +15,78 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from operator import ne
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from framework_cases import EveryBit, caught
 from invariant_rag.audit.systems import as_reply
 from invariant_rag.errors import OrderWarning
 from invariant_rag.testing.ordinary_prompts import ORDINARY
-from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models.fake import FakeListLLM
-from langchain_core.messages import AIMessage, convert_to_messages
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.messages import convert_to_messages
 from langchain_core.prompts import ChatPromptTemplate
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda
+from langchain_core.vectorstores import InMemoryVectorStore
 
 import langchain_invariant_rag
 from langchain_invariant_rag import ChatInvariant, Segments
 from langchain_invariant_rag.tracking import RUNS
 
-from .chain_entries import EQUAL, FIELDS, FOUR, NESTED, QUOTED
-from .run_entries import ENTRIES
-from .shared import DOCUMENTS, MAKE, QUESTION, Listed, Reader, joined, rag
+from .entries import ENTRIES
+from .shared import DOCUMENTS, MAKE, QUESTION, TEXTS, Listed, Reader, joined, rag
 
 README = Path(__file__).parent.parent / "README.md"
 OBJECTS = ("`with_structured_output`", "`ToolStrategy`", "`ProviderStrategy`", "`response_format=` a class")
 MODELS = {"the method, configured": ("chat", "completion"), **dict.fromkeys(OBJECTS, ("chat",))}
 """Those that are asked where the table does not tell: else all that take messages, or with a ° all there are."""
+FOUR = (*DOCUMENTS, Document("Salt is sold in Brenn."))
+NESTED = tuple(map(Document, ("The ferry leaves at noon.", "The ferry leaves at noon. It is salt.", "It is salt.")))
+QUOTES = ('"noon",\nhe said', "It's two bakeries:\n- Alma's\n- Timo's", 'Carno\'s "light" has a \\ on its door.')
 RETRIEVED = {
     "one document within another": NESTED,
     "nested": NESTED,
-    "two equal texts": EQUAL,
-    "JSON that escapes": QUOTED,
-    "all metadata, then text": FIELDS,
+    "two equal texts": [
+        Document(text, metadata={"year": n}) for n, text in ((1987, "a b"), (2021, "a b"), (1904, "c"))
+    ],
+    "JSON that escapes": [*map(Document, QUOTES)],
+    "all metadata, then text": [
+        Document(text, metadata={"title": text[:9], "at": f"{text[:4]}\n'12'"}) for text in TEXTS
+    ],
     "retrieved before": FOUR,
     "default": FOUR,
 }
 """What the retriever returns; else three documents."""
 DROPS = "on `prompt | model`, which passes it to the prompt"
 """The framework keeps the documents from the model, so answers are equal though nobody read them."""
+
+
+class ListedStore(InMemoryVectorStore):
+    """A vector store that finds everything, in the order in which it was added."""
+
+    def similarity_search(self, query, k=4, **kwargs):
+        return self.get_by_ids(list(self.store))
+
+
+class Case(NamedTuple):
+    """Who is asked, and what finds the documents."""
+
+    model: Any
+    retriever: Any
+
+    def find(self):
+        """Retrieve on its own, before the model is asked."""
+        return self.retriever.invoke(QUESTION)
+
+    def store(self, documents=None):
+        """Return the documents, or other ones, in a vector store. No retriever runs: nothing is known from before."""
+        listed = self.retriever.documents if documents is None else documents
+        return ListedStore.from_documents(listed, DeterministicFakeEmbedding(size=8))
+
+    def ask(self, entry):
+        answer = entry(self)
+        return answer.invoke(QUESTION) if isinstance(answer, Runnable) else answer
 
 
 class Row(NamedTuple):
@@ -75,7 +109,8 @@ class Row(NamedTuple):
 
     def ask(self, model, documents):
         """Return the texts of the answers, and the warnings that somebody who shows all warnings gets to see."""
-        answer, warned = caught(ENTRIES[self.way][self.variant], model, Listed(documents=list(documents)))
+        case = Case(model, Listed(documents=list(documents)))
+        answer, warned = caught(case.ask, ENTRIES[self.way][self.variant])
         texts = tuple(as_reply(each).text for each in (answer if isinstance(answer, list) else [answer]))
         assert all(texts)
         return texts, warned
@@ -104,16 +139,13 @@ def cases():
 TABLE = list(rows())
 
 
-class Hashing(BaseChatModel):
-    """A deterministic model behind an API: it answers with a hash of everything that it was sent."""
+class Hashing(Reader):
+    """It answers with a hash of everything that it was sent."""
 
-    _llm_type: ClassVar[str] = "hashing"
-
-    def _generate(self, messages, stop=None, run_manager=None, **kwargs):
+    def _read(self, messages, keywords):
         request = [(message.type, message.content) for message in messages]
-        request += [each.page_content for each in kwargs.get("documents") or ()]
-        answer = hashlib.sha256(repr(request).encode()).hexdigest()[:16]
-        return ChatResult(generations=[ChatGeneration(message=AIMessage(answer))])
+        request += [each.page_content for each in keywords.get("documents") or ()]
+        return hashlib.sha256(repr(request).encode()).hexdigest()[:16]
 
 
 def model_of(kind, lm, *, plain=False):
@@ -155,21 +187,16 @@ def test_an_entry_keeps_its_promise_and_every_document_is_read_whose_order_the_p
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_ordinary_prompts_give_no_warning(kind, lm):
-    model = model_of(kind, lm)
-    short = model.model_copy(update={"max_tokens": 1}) if kind in ("chat", "completion") else model
-    assert len(ORDINARY) == 200
+    model = MAKE[kind](lm)
     with warnings.catch_warnings(action="error", category=OrderWarning):
         for prompt in ORDINARY:
-            short.invoke(convert_to_messages(prompt))
+            model.invoke(convert_to_messages(prompt))
 
 
 # --- what is known of a run -------------------------------------------------------------------------------------------
 
 FOUND = Listed()
-
-
-def by_hand(documents):
-    return f"{joined(documents)}\n\n{QUESTION}"
+BY_HAND = f"{joined(DOCUMENTS)}\n\n{QUESTION}"
 
 
 @pytest.fixture
@@ -183,18 +210,14 @@ def told(answer):
 
 def in_a_run(ask):
     """Give the prompt that a function of a run has written to a model, in the same run."""
-    return (FOUND | RunnableLambda(lambda found: ask(by_hand(found)))).invoke(QUESTION)
+    return (FOUND | RunnableLambda(lambda _: ask(BY_HAND))).invoke(QUESTION)
 
 
 def test_what_a_run_retrieved_is_nothing_to_another_one_during_and_after_it(strict):
     assert told(rag(strict, FOUND).invoke(QUESTION)) == (True, [3])
-    assert told(strict.invoke(by_hand(DOCUMENTS))) == (None, [])  # of another tenant
-
-    def other_tenant(text):
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(strict.invoke, text).result()
-
-    assert told(in_a_run(other_tenant)) == (None, [])
+    assert told(strict.invoke(BY_HAND)) == (None, [])  # of another tenant
+    with ThreadPoolExecutor(1) as pool:
+        assert told(in_a_run(lambda text: pool.submit(strict.invoke, text).result())) == (None, [])
     with pytest.raises(ZeroDivisionError):
         in_a_run(lambda _: 1 / 0)
     assert not RUNS._runs
@@ -208,8 +231,7 @@ def test_a_finished_string_stays_as_it_is_and_warns_once_with_the_fix(lm):
     for fix in ("as_segments(retriever)", "SegmentsPlaceholder", "SEGMENT_PROMPT", "create_invariant_documents_chain"):
         assert fix in str(warning.message)
     assert told(answer) == (False, [])
-    plain = chat.model_copy(update={"find_documents": False}).invoke(by_hand(DOCUMENTS))
-    assert answer.content == plain.content
+    assert answer.content == chat.model_copy(update={"find_documents": False}).invoke(BY_HAND).content
 
 
 @pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # or the filter would raise it
@@ -221,16 +243,15 @@ def test_strict_raises_what_is_only_warned_of_else(lm, kind):
             in_a_run(MAKE[kind](lm, **options).invoke)
 
 
-@pytest.mark.parametrize(
-    ("options", "sets"), [({"find_documents": False}, []), ({"method": "sequential", "ordering": "given"}, [3])]
-)
-def test_who_did_not_ask_for_sets_is_not_warned(strict, options, sets):
-    chat = strict.model_copy(update=options)
+def test_who_did_not_ask_for_sets_is_not_warned(strict):
     prompt = ChatPromptTemplate.from_template("{context}\n\n{question}")
-    answer = rag(chat, FOUND, prompt=prompt).invoke(QUESTION)
-    assert answer.response_metadata["sets"] == sets
-    if not sets:  # nothing is looked at: the text is what a call without any retrieval gets
-        assert answer.content == chat.invoke(by_hand(DOCUMENTS)).content
+    for options, sets in (({"method": "sequential", "ordering": "given"}, [3]), ({"find_documents": False}, [])):
+        chat = strict.model_copy(update=options)
+        answer = rag(chat, FOUND, prompt=prompt).invoke(QUESTION)
+        assert answer.response_metadata["sets"] == sets
+    assert (
+        answer.content == chat.invoke(BY_HAND).content
+    )  # nothing is looked at: what a call without any retrieval gets
 
 
 @pytest.mark.parametrize("model", [Reader(), FakeListLLM(responses=["a"])], ids=["chat", "completion"])
@@ -241,23 +262,22 @@ def test_a_model_that_knows_no_segments_is_not_given_marks_in_silence(model):
 
 
 async def test_a_retrieval_on_its_own_is_known_in_its_task_alone(strict):
-    found = FOUND.invoke(QUESTION)
-    for each in found:  # a model may read one document
+    for each in FOUND.invoke(QUESTION):  # a model may read one document
         strict.invoke(f"Is this relevant?\n{each.page_content}")
     with pytest.raises(OrderWarning, match="as text"):
-        strict.invoke(by_hand(found))
+        strict.invoke(BY_HAND)
     retrieved = asyncio.Event()
 
     async def tenant():
-        documents = await FOUND.ainvoke(QUESTION)
+        await FOUND.ainvoke(QUESTION)
         retrieved.set()
         await asyncio.sleep(0.1)
         with pytest.raises(OrderWarning, match="as text"):
-            await strict.ainvoke(by_hand(documents))
+            await strict.ainvoke(BY_HAND)
 
     async def other():
         await retrieved.wait()
-        return await strict.ainvoke(by_hand(DOCUMENTS))
+        return await strict.ainvoke(BY_HAND)
 
     _, answer = await asyncio.gather(tenant(), other())
     assert told(answer) == (None, [])

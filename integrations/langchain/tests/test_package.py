@@ -22,9 +22,9 @@ from langchain_invariant_rag import ChatInvariant, InvariantEmbeddings, Invarian
 
 ROOT = Path(__file__).parents[3]
 PAGES = {
-    "package": ROOT / "integrations" / "langchain" / "README.md",
-    "tutorial": ROOT / "docs" / "tutorials" / "langchain.md",
-    "project": ROOT / "README.md",
+    "package": "integrations/langchain/README.md",
+    "tutorial": "docs/tutorials/langchain.md",
+    "project": "README.md",
 }
 CODE = """
 import sys, warnings
@@ -88,7 +88,7 @@ def test_it_requires_langchain_core_and_nothing_of_other_frameworks_and_has_ever
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_code_of_a_page_runs_and_prints_what_it_says(page, capsys):
-    names, ours = {}, examples(PAGES[page], "langchain_invariant_rag" if page == "project" else "")
+    names, ours = {}, examples(ROOT / PAGES[page], "langchain_invariant_rag" if page == "project" else "")
     for code, said in ours:
         exec(code.replace("\nchat.with", "\nparsed = chat.with"), names)
         printed = capsys.readouterr().out.splitlines()
@@ -137,10 +137,8 @@ class TestChatInvariantIntegration(ChatModelIntegrationTests):
     def chat_model_params(self):
         lm = spoken_model()
         ends = lm.tokenizer.encode('"}', add_special_tokens=False)  # of texts and objects, as soon as they may end
-        return {
-            "model": lm,
-            "generation_kwargs": {**ended(lm, wanted), "sequence_bias": {(end,): 50.0 for end in ends}},
-        }
+        options = {**ended(lm, wanted), "sequence_bias": {(end,): 50.0 for end in ends}}
+        return {"model": lm, "generation_kwargs": options}
 
 
 class TestInvariantRetriever(RetrieversIntegrationTests):

@@ -117,7 +117,6 @@ class Pair:
         return answers
 
 
-_PATIENCE = 300.0  # seconds until a server has to be up; a busy machine takes minutes
 TRANSFER = {
     "kv_connector": "InvariantRAGConnector",
     "kv_connector_module_path": "vllm_invariant_rag.connector",
@@ -172,7 +171,7 @@ class Server:
 
     def wait(self):
         """Wait until it answers."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + 300  # a busy machine takes minutes
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
                 if httpx.get(self.url + "/health", timeout=5).status_code == 200:

@@ -1,6 +1,7 @@
 """A real vLLM server, with documents: `vllm serve` alone, `invariant-rag serve --vllm` before it, and `VLLMBackend`."""
 
 import json
+import re
 import subprocess
 import time
 from http.client import HTTPConnection
@@ -265,8 +266,7 @@ def long_answer(**more):
 def test_clients_that_leave_end_their_requests_in_vllm(gateway, server):
     def metric(name):
         """Return a number that vLLM exports."""
-        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-        (value,) = [line.split()[-1] for line in lines if line.startswith(f"vllm:{name}{{")]
+        (value,) = re.findall(rf"^vllm:{name}{{.* (\S+)$", httpx.get(f"{server.url}/metrics").text, re.MULTILINE)
         return float(value)
 
     def wait_for(happened):
