@@ -1,8 +1,9 @@
 """What many tests compare: results within what rounding may cost, orders of a prompt, and what other threads get."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import permutations
-from threading import Thread, get_ident
+from threading import get_ident
 
 import torch
 from torch import nn
@@ -47,16 +48,8 @@ def frequencies(values):
 
 def in_a_thread(call):
     """Return what a call returns in another thread, without gradients."""
-    found = []
-
-    def run():
-        with torch.no_grad():
-            found.append(call())
-
-    thread = Thread(target=run)
-    thread.start()
-    thread.join()
-    return found[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(torch.no_grad()(call)).result()
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from invariant_rag.orderings import ORDERINGS
 from tests.test_project import ROOT, found, read
 
 DOCS = ROOT / "docs"
-ELSEWHERE = {f"docs/tutorials/{name}.md" for name in ("langchain", "llamaindex", "vllm", "server")}
-"""Pages that tests of these packages run."""
+ELSEWHERE = {f"docs/tutorials/{name}.md" for name in ("langchain", "llamaindex", "vllm", "server")}  # run there
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 NO_PROSE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 

@@ -220,11 +220,8 @@ def test_what_no_json_can_say_is_no_argument_of_a_tool(model, value):
     function = {"name": "now", "arguments": {"fine": 1, "wrong": value}}
     called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]}
     tool = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "wrong": value}}}
-    for call in (
-        lambda: model.chat_prompt(messages=[called]),
-        lambda: model.chat_prompt("q", tools=[tool]),
-        lambda: chat_messages([called]),
-    ):
+    chat, say = model.chat_prompt, chat_messages
+    for call in (partial(chat, messages=[called]), partial(chat, "q", tools=[tool]), partial(say, [called])):
         with pytest.raises(InvalidTool, match=r"expected JSON as .*now.* as 'wrong'"):
             call()
 

@@ -7,7 +7,6 @@ import sys
 from importlib import import_module
 from importlib.metadata import version
 from importlib.resources import files
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from invariant_rag.errors import ImmutableObject, InvalidChoice
 from invariant_rag.methods import METHODS
 from invariant_rag.orderings import ORDERINGS
 
-ROOT = Path(__file__).parent.parent
 HEAVY = {"bm25s", "faiss", "pypdf", "sentence_transformers", "sklearn", "torch", "transformers", "typer"}
 HEAVY |= {"jinja2", "langchain_core", "llama_index", "pandas", "scipy"}
 

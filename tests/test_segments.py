@@ -9,15 +9,15 @@ import time
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import date
-from enum import Enum
 from fractions import Fraction
-from itertools import count, pairwise, permutations, product
+from itertools import count, islice, pairwise, permutations, product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import TensorType  # whose str() is not its value
 
 from invariant_rag import Prompt, Segment, SegmentSet, errors
 from invariant_rag import api_models as api
@@ -132,10 +132,6 @@ def test_errors_survive_pickling_with_message_and_hint_and_an_unknown_name_lists
         assert str(UnknownName("method", name, ["pine", "rotor"])).endswith("'rotor'; did you mean 'rotor'?")
 
 
-class _Shade(str, Enum):  # noqa: UP042 - its str() is not its value
-    RED = "red"
-
-
 class _Odd(float):
     def __str__(self):
         return "odd"
@@ -143,7 +139,7 @@ class _Odd(float):
 
 SCORES = [(1, 1.0), (1, True), (0.0, -0.0), (0.5, Fraction(1, 2)), (0.5, _Odd(0.5)), (np.float32(0.5), 0.5)]
 VALUES = [
-    *((0.0, -0.0), ("red", _Shade.RED), (0.5, _Odd(0.5)), ((1,), [1]), ([date(2020, 1, 1)], ["2020-01-01"])),
+    *((0.0, -0.0), ("pt", TensorType.PYTORCH), (0.5, _Odd(0.5)), ((1,), [1]), ([date(2020, 1, 1)], ["2020-01-01"])),
     *(({"x": 1, "y": 2}, {"y": 2, "x": 1}), ([{"x": 1, "y": 2}], ({"y": 2, "x": 1},)), ({0, 8}, {8, 0})),
     *(({"a", "b"}, frozenset({"b", "a"})), ([1, (2, b"c"), math.nan], (1, [2, b"c"], math.nan))),
     ({1: "x", "y": 2, (1, 2): 3}, {(1, 2): 3, "y": 2, 1: "x"}),  # sets iterate in the order in which they were filled
@@ -180,22 +176,10 @@ def test_the_order_of_mappings_and_sets_in_metadata_does_not_matter_and_what_loo
 
 # --- rows and runs against lists of (key, position in the row) written down from the definition of each method ---
 
-layouts = st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=5), st.integers(0, 3)), max_size=3).flatmap(
-    lambda rest: st.builds(
-        Layout,
-        st.integers(0, 3).map(lambda first: (first, *(text for _, text in rest))),
-        st.just(tuple(tuple(lengths) for lengths, _ in rest)),
-    )
+sets_of_lengths = st.lists(st.lists(st.integers(0, 4), max_size=5).map(tuple), max_size=3).map(tuple)
+layouts = sets_of_lengths.flatmap(
+    lambda sets: st.builds(Layout, st.tuples(*[st.integers(0, 3)] * (len(sets) + 1)), st.just(sets))
 )
-
-
-def blocks(layout):
-    """The prompt as (tokens of a text, tokens of each segment of the set behind it), counted one by one."""
-    counter, result = count(), []
-    for text, lengths in zip(layout.texts, (*layout.sets, ()), strict=True):
-        tokens = [next(counter) for _ in range(text)]
-        result.append((tokens, [[next(counter) for _ in range(length)] for length in lengths]))
-    return result
 
 
 def plain_keys(token):
@@ -204,10 +188,11 @@ def plain_keys(token):
 
 def brute_force(layout, rows):
     """For each token, the keys it sees and how far behind it, by writing its row out from far to near."""
-    seen_by_token, before = [], []  # everything before the block, where it lies
-    for (text, segments), order in zip(blocks(layout), (*rows, ()), strict=True):
-        seen_by_token += map(plain_keys, text)
-        before += text
+    counter, seen_by_token, before = count(), [], []  # everything before a text and the set behind it, where it lies
+    for text, lengths, order in zip(layout.texts, (*layout.sets, ()), (*rows, ()), strict=True):
+        before += islice(counter, text)
+        seen_by_token += map(plain_keys, before[len(before) - text :])
+        segments = [[*islice(counter, length)] for length in lengths]
         for segment, others in zip(segments, order, strict=True):
             row = before + [key for other in others for key in segments[other]]
             for token in segment:
@@ -239,27 +224,25 @@ RULES = {
 
 
 def rows_of(layout, rule):
-    return [[RULES[rule](i, len(each)) for i in range(len(each))] for each in layout.sets]
+    return [[rule(i, len(each)) for i in range(len(each))] for each in layout.sets]
 
 
 @st.composite
 def rows_that_see(draw, layout):
     """For each segment, itself behind any others in any order; or all segments by one of the rules."""
-    if rule := draw(st.none() | st.sampled_from(list(RULES))):
-        return rows_of(layout, rule)
-    rows = []
-    for lengths in layout.sets:
-        others = [[j for j in range(len(lengths)) if j != i] for i in range(len(lengths))]
-        seen = [draw(st.lists(st.sampled_from(each), unique=True)) if each else [] for each in others]
-        rows.append([[*each, i] for i, each in enumerate(seen)])
-    return rows
+
+    def any_others(i, n):
+        others = draw(st.permutations([j for j in range(n) if j != i]))
+        return [*others[: draw(st.integers(0, n - 1))], i]
+
+    return rows_of(layout, draw(st.sampled_from([any_others, *RULES.values()])))
 
 
 @given(layouts, st.data())
 def test_rows_are_their_definition_and_merged_only_into_rows_that_are_truly_plain(layout, data):
     rotor, sequential = RoToR().arrange(layout), Sequential().arrange(layout)
     for method, rule in ((rotor, "ring"), (sequential, "line")):
-        assert method.rows == arrange_rows(layout, rows_of(layout, rule)).rows
+        assert method.rows == arrange_rows(layout, rows_of(layout, RULES[rule])).rows
     assert rotor.is_plain == (max(layout.counts, default=0) < 2), "one segment with tokens per set, or none"
     assert sequential.is_plain
     rows = data.draw(rows_that_see(layout))
@@ -278,7 +261,7 @@ def test_rows_are_their_definition_and_merged_only_into_rows_that_are_truly_plai
     assert arrangement.is_plain == all(row.is_causal for row in arrangement.rows)
     assert not any(one.is_causal and two.is_causal for one, two in pairwise(arrangement.rows))
     assert arrangement.positions == tuple(range(layout.length))
-    shared = arrange_rows(layout, rows_of(layout, "alone"), slots="shared").positions
+    shared = arrange_rows(layout, rows_of(layout, RULES["alone"]), slots="shared").positions
     plain = Arrangement(layout, (Row(layout.text_spans[0], (Run(0, layout.texts[0], 0),)),), shared)
     assert plain.is_plain == (shared == arrangement.positions), "other positions are not those of the plain model"
     with pytest.raises(ValueError, match="zip"):

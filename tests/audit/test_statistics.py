@@ -11,17 +11,9 @@ from scipy.stats import binom, norm
 from scipy.stats import bootstrap as scipy_bootstrap
 
 from cookbook.audit.worlds import BLIND, DEPENDS, MARGIN, WORLDS, at_net, draw, expected, simulate
+from invariant_rag.audit import sequential_test
 from invariant_rag.audit import statistics as stats
-from invariant_rag.audit.sequential_test import (
-    ALONE,
-    FALSE_ALARMS,
-    REPEATED,
-    disagreements,
-    looks,
-    screen,
-    spent,
-    upper_bound,
-)
+from invariant_rag.audit.sequential_test import FALSE_ALARMS, REPEATED, disagreements, looks, screen, upper_bound
 from invariant_rag.audit.statistics import Estimate, mean_difference, mean_interval, paired_p_value, wilson_interval
 
 
@@ -134,7 +126,7 @@ def test_the_p_value_is_that_of_all_permutations(calls):
 
 
 def test_the_level_is_spent_slowly_and_once():
-    levels = [spent(FALSE_ALARMS, count / 200) for count in looks(200)]
+    levels = [sequential_test.spent(FALSE_ALARMS, count / 200) for count in looks(200)]
     assert levels[0] < 1e-9
     assert (levels, levels[-1]) == (sorted(levels), FALSE_ALARMS)
     # By chance, each of the first 20 questions disagrees within today's order half of the time, and each of the others
@@ -165,7 +157,7 @@ def test_the_bound_that_clears_is_exact_where_nothing_differs_and_not_below_the_
     ones = np.array([1.0] * 3 + [0.0] * 97)
     assert upper_bound(ones, 0.05) == pytest.approx(0.0757, abs=1e-4)  # Clopper and Pearson, 3 of 100
     noisy = np.array([1.0, -1.0] * 20 + [0.0] * 60)
-    assert upper_bound(noisy, 0.05) == mean_difference(noisy, 0 * noisy, 0.05, ALONE).high > 0.1
+    assert upper_bound(noisy, 0.05) == mean_difference(noisy, 0 * noisy, 0.05, sequential_test.ALONE).high > 0.1
     for asked in (100, 200):  # of 200, half of the 5% each; the looks before could not clear, and leave theirs
         found = screen(np.zeros((asked, 5), dtype=int), [False] * asked, MARGIN, 200)
         assert found.bound == upper_bound(np.zeros(asked), 0.025)

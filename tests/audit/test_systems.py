@@ -219,13 +219,13 @@ def said(system, **options):
 
 def test_a_callable_is_called_as_its_signature_says_and_a_function_of_something_else_is_refused():
     def of_texts(question: str, contexts: list[str]) -> str:
-        return f"{question} {contexts[0]}"
+        return " ".join([question, *contexts])
 
     def of_text(question: str, context: str) -> str:
-        return f"{question} {context}"
+        return question + context
 
     def of_mapping(inputs: dict[str, Any]) -> dict[str, Any]:
-        return {"answer": f"{inputs['question']} {inputs['context'][0]}", "sources": []}
+        return {"answer": inputs["question"] + inputs["context"][0], "sources": []}
 
     class OfSegments:
         def __call__(self, question: str, temperature: float = 0.0, segments: Any = ()) -> str:

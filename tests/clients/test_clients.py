@@ -118,9 +118,8 @@ def blocks(language):
     return found
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_gets_one_answer(server):
-    if shutil.which("curl") is None:
-        pytest.skip("needs curl")
     (command,) = [block for block in blocks("bash") if block.startswith("curl ")]
     words = shlex.split(command.replace("\\\n", " ").replace("http://localhost:8000", server))
     words += ["-s", "-H", "Authorization: Bearer key-1"]

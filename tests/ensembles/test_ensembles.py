@@ -4,6 +4,7 @@ import copy
 import math
 import random
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -114,26 +115,22 @@ def test_one_segment_or_none_is_the_model_itself(lm, name, segments):
     assert answer.invariant is (True if segments else None)
 
 
-@every
-def test_segments_that_do_not_fit_are_left_out_of_every_permutation(llama, name):
-    lm = InvariantModel(llama, overflow="drop_last")
-    prompt = Prompt([3], [[5] * 200, [6] * 200, [7] * 200], [8])
-    result, expected = (each.generate(prompt, max_new_tokens=2) for each in (ENSEMBLES[name](lm), lm))
-    left_out = () if name == "experts" else expected.dropped  # one expert reads one segment
-    assert (result.dropped, len(result.order)) == (left_out, 3 - len(left_out))
-    assert len(expected.dropped) == 1
+def test_segments_that_do_not_fit_are_left_out_of_every_permutation_and_experts_that_do_not_fit_alone(llama):
+    def answer(name, prompt, overflow):
+        return ENSEMBLES[name](InvariantModel(llama, overflow=overflow)).generate(prompt, max_new_tokens=2)
 
-
-def test_an_expert_that_does_not_fit_alone_is_dropped_trimmed_or_refused(llama):
-    prompt, lm = Prompt([3], [[5] * 3, [6] * 900, [7] * 4], [8]), InvariantModel(llama)
+    together = Prompt([3], [[5] * 200, [6] * 200, [7] * 200], [8])
+    expected = InvariantModel(llama, overflow="drop_last").generate(together, max_new_tokens=2).dropped
+    assert len(expected) == 1
+    for name in ENSEMBLES:
+        result, left_out = answer(name, together, "drop_last"), () if name == "experts" else expected
+        assert (result.dropped, len(result.order)) == (left_out, 3 - len(left_out)), name
+    alone = Prompt([3], [[5] * 3, [6] * 900, [7] * 4], [8])
     with pytest.raises(ContextOverflow):
-        ENSEMBLES["experts"](lm).generate(prompt, max_new_tokens=2)
-    dropping, trimming = (
-        ENSEMBLES["experts"](lm.with_method(overflow=each)).generate(prompt, max_new_tokens=2)
-        for each in ("drop_last", "trim_segments")
-    )
+        answer("experts", alone, "error")
+    dropping = answer("experts", alone, "drop_last")
     assert (dropping.dropped, sorted(dropping.order), dropping.cost.prefills) == ((1,), [0, 2], 3)
-    assert trimming.trimmed == (1,)
+    assert answer("experts", alone, "trim_segments").trimmed == (1,)
 
 
 # --- averages over permutations ---
@@ -148,7 +145,6 @@ def test_every_step_takes_the_token_of_the_largest_mean_log_probability_and_a_sc
         assert token == int(mean.argmax())
         written.append(token)
         means.append(float(mean[token]))
-    assert len(written) == 6
     assert_computes(means, PermutationAverage(lm).generate, PROMPT, max_new_tokens=6)
     alone = lm.generate(PROMPT, max_new_tokens=6)
     assert alone.token_ids != result.token_ids, "the model must be one whose answer depends on the order"
@@ -258,18 +254,14 @@ def test_calibration_averages_the_content_free_probabilities_before_it_normalise
 
 def eager_attention(model, prompt):
     """What transformers says the last token attends to in each segment: the mean over layers, heads, tokens."""
-    listed = [list(each.token_ids) for each in prompt.segments]
-    ids = torch.tensor([[*prompt.prefix, *(token for each in listed for token in each), *prompt.suffix]])
+    parts = [prompt.prefix, *(each.token_ids for each in prompt.segments), prompt.suffix]
     own = copy.deepcopy(model)
     if own._can_set_attn_implementation():
         own.set_attn_implementation("eager")  # others give no attention weights
     with torch.no_grad():
-        layers = torch.stack(own(ids, output_attentions=True).attentions)
-    weights, start, means = layers[:, 0, :, -1].mean(dim=(0, 1)), len(prompt.prefix), []
-    for each in listed:
-        means.append(float(weights[start : start + len(each)].mean()) if each else 0.0)
-        start += len(each)
-    return means
+        layers = torch.stack(own(torch.tensor([[*chain(*parts)]]), output_attentions=True).attentions)
+    _, *weights, _ = layers[:, 0, :, -1].mean(dim=(0, 1)).split(list(map(len, parts)))
+    return [float(each.mean()) if len(each) else 0.0 for each in weights]
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mistral", "gpt_oss", "bloom", "gptj"])

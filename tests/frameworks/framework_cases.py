@@ -156,11 +156,8 @@ def flips(system):
 def examples(page, containing=""):
     """Return the examples of a page, for the embedded model in place of a large one, and what each says it prints."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    return [
-        (
-            re.sub('model="Qwen/Qwen2.5-7B-Instruct"(, )?', "", block),
-            re.findall(r"^ *print\(.*\)  # (.*)", block, re.MULTILINE),
-        )
-        for block in blocks
-        if containing in block
-    ]
+    model, printed = (
+        re.compile('model="Qwen/Qwen2.5-7B-Instruct"(, )?'),
+        re.compile(r"^ *print\(.*\)  # (.*)", re.MULTILINE),
+    )
+    return [(model.sub("", block), printed.findall(block)) for block in blocks if containing in block]

@@ -33,7 +33,7 @@ from invariant_rag.remote import _path_and_body
 from invariant_rag.server import InProcess, Settings
 from tests.audit.test_systems import ANSWER
 from tests.fuzz.conftest import full_disk, mutated
-from tests.rag.test_documents import write_pdf
+from tests.rag.test_rag import write_pdf
 from tests.server.conftest import CHAT, FLAGS, body, client_of
 from tests.server.test_upstream import REQUESTS
 

@@ -18,7 +18,6 @@ import invariant_rag
 from invariant_rag import InvariantModel, KeyValueCache, Prompt, SegmentSet, errors
 from invariant_rag.attention.hook import ArrangedAttention, PromptState, override_attention
 from invariant_rag.attention.sdpa import SDPA
-from invariant_rag.errors import ContextOverflow, InvalidPrompt, UnsupportedCombination
 from invariant_rag.generation.lazy_model import LazyModel
 from invariant_rag.methods import PINE
 from invariant_rag.models.embedded import EMBEDDED
@@ -61,11 +60,11 @@ def test_another_method_shares_the_weights_and_brings_its_own_ordering_and_an_an
     assert lm.with_method("pine", ordering="lexical-reversed").ordering.name == "lexical-reversed"
     assert lm.with_method(backend="reference").ordering.name == "frequency"
     assert (lm.method.name, lm.ordering.name) == ("rotor", "frequency"), "the first is as it was"
-    with pytest.raises(ContextOverflow, match="max_segment_tokens=5"):
+    with pytest.raises(errors.ContextOverflow, match="max_segment_tokens=5"):
         other.logits(Prompt([1], [[2] * 6], [3]))
     assert len(other.with_method(overflow="trim_segments").prepare(Prompt([1], [[2] * 6], [3])).input_ids) == 7
     long = Prompt([3], [[5] * 5] * 100, [7])
-    with pytest.raises(ContextOverflow, match=r"512 tokens.*502 in the prompt.*20 to generate"):
+    with pytest.raises(errors.ContextOverflow, match=r"512 tokens.*502 in the prompt.*20 to generate"):
         lm.generate(long, max_new_tokens=20)
     assert lm.generate(long, max_new_tokens=10).usage.total_tokens == 512
 
@@ -73,10 +72,10 @@ def test_another_method_shares_the_weights_and_brings_its_own_ordering_and_an_an
 def test_a_prompt_is_rendered_from_a_question_or_from_messages_alone(model):
     messages = [{"role": "user", "content": [SegmentSet(["one", "two"]), "What?"]}]
     assert [len(each) for each in model.chat_prompt(messages=messages).sets] == [2]
-    with pytest.raises(InvalidPrompt, match="either"):
+    with pytest.raises(errors.InvalidPrompt, match="either"):
         model.chat_prompt()
     for name, message in (("question", "either"), ("segments", "messages alone"), ("system", "messages alone")):
-        with pytest.raises(InvalidPrompt, match=message):
+        with pytest.raises(errors.InvalidPrompt, match=message):
             model.chat_prompt(messages=messages, **{name: "LOST"})
 
 
@@ -127,10 +126,10 @@ def test_the_models_own_forward_can_be_trained_as_prompts_are_arranged(llama, me
     (gradient,) = torch.autograd.grad(logits[0, -1].logsumexp(0), embedded)
     assert (gradient[0].abs().sum(-1) > 0).all()  # every token of the first prompt has a part in it
     assert not gradient[1].any()
-    with pytest.raises(InvalidPrompt, match="same length in a batch"):
+    with pytest.raises(errors.InvalidPrompt, match="same length in a batch"):
         lm.arranged([prepared[0], lm.prepare(Prompt([1], [[2], [3]], [4] * 5))]).__enter__()
     for rows, said in ((ids[:, :-1], "at least the 9 tokens"), (ids[:1], "2 arranged prompts, got 1 rows")):
-        with lm.arranged(prepared), pytest.raises(InvalidPrompt, match=said):
+        with lm.arranged(prepared), pytest.raises(errors.InvalidPrompt, match=said):
             llama(input_ids=rows)
 
 
@@ -160,7 +159,7 @@ def test_a_model_that_gives_its_cache_up_is_refused():
     lm.generate(PROMPT, max_new_tokens=4)  # beyond it from the beginning
     shorter = Prompt([3], [[5, 6], [7]], [11, 12])
     lm.generate(shorter, max_new_tokens=2)
-    with pytest.raises(UnsupportedCombination, match="dropped the cache and prefilled"):
+    with pytest.raises(errors.UnsupportedCombination, match="dropped the cache and prefilled"):
         lm.generate(shorter, max_new_tokens=6)
 
 
@@ -169,7 +168,7 @@ def test_guidance_goes_with_stock_decoding_alone(llama):
     guided = lm.generate(PROMPT, max_new_tokens=4, guidance_scale=3.0)
     assert guided.logprobs != lm.generate(PROMPT, max_new_tokens=4).logprobs
     for method in ("pine", "ape", "structured"):
-        with pytest.raises(UnsupportedCombination, match="guidance_scale"):
+        with pytest.raises(errors.UnsupportedCombination, match="guidance_scale"):
             lm.with_method(method).generate(PROMPT, max_new_tokens=4, guidance_scale=3.0)
 
 

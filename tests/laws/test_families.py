@@ -127,12 +127,11 @@ def test_a_model_that_cannot_be_arranged_is_refused_by_name_and_reason(family):
     assert "invariant-rag models" in caught.value.hint
 
 
-def test_tokens_that_meet_outside_of_attention_and_biases_that_are_no_line_are_refused(monkeypatch):
+def test_tokens_that_meet_outside_of_attention_and_biases_that_are_no_line_are_refused():
     llama, mpt, falcon = map(tiny_model, ("llama", "mpt", "falcon (ALiBi)"))
-    mlp, own = llama.model.layers[0].mlp, mpt.transformer.build_mpt_alibi_tensor
-    forward = mlp.forward
-    monkeypatch.setattr(mlp, "forward", lambda states: forward(states) + forward(states).roll(1, dims=1))
-    monkeypatch.setattr(mpt.transformer, "build_mpt_alibi_tensor", lambda *args, **kw: own(*args, **kw) ** 2)
+    llama.model.layers[0].mlp.register_forward_hook(lambda _module, _inputs, out: out + out.roll(1, dims=1))
+    own = mpt.transformer.build_mpt_alibi_tensor
+    mpt.transformer.build_mpt_alibi_tensor = lambda *args, **options: own(*args, **options) ** 2
     falcon.config._attn_implementation = "eager"  # adds the biases to the scores and once more with the mask
     for model, reason in (
         (llama, "influence later ones outside of attention"),

@@ -6,6 +6,7 @@ No chunk leaves its segment, whatever it holds and whatever the tokenizer.
 import random
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from threading import Event
@@ -123,30 +124,23 @@ def test_prompts_do_not_depend_on_how_another_thread_calls_the_tokenizer(request
             tokenizer("abcdef", truncation=True, max_length=3)
             tokenizer("a", padding="max_length", max_length=300, split_special_tokens=True)
 
-    with ThreadPoolExecutor(9) as pool:
-        truncating = pool.submit(truncate)
-        try:
-            assert list(pool.map(lambda each: tokenize_prompt(each, tokenizer), rendered * 25)) == expected * 25
-        finally:
-            ended.set()
-        truncating.result()
+    with ThreadPoolExecutor(9) as pool, ExitStack() as at_the_end:
+        at_the_end.callback(pool.submit(truncate).result)
+        at_the_end.callback(ended.set)
+        assert list(pool.map(lambda each: tokenize_prompt(each, tokenizer), rendered * 25)) == expected * 25
 
 
-def test_names_that_are_whole_words_are_read_side_by_side():
+def test_names_beside_the_words_and_white_space_of_a_text_are_read_side_by_side_and_completed_by_none():
     tokenizer = LAYOUTS["whole words only"].build()
     tokenizer.chat_template = turns("<ROLE>", "<END>")
-    ids = ids_of(tokenizer, [user(" <tool> ")])
-    assert tokenizer.decode(ids) == "<user> <tool> <END><assistant>"
-    assert sum(index in control_tokens(tokenizer) for index in ids) == 3
-
-
-@pytest.mark.parametrize(("name", "text"), [("<|turn|>\n", "\nWhy?"), ("\n<|turn|>", "Why?\n"), ("<|turn|> b", " b")])
-def test_white_space_around_a_text_completes_no_name_that_the_template_begins(name, text):
-    tokenizer = LAYOUTS["chatml"].build()
-    tokenizer.add_tokens([AddedToken(name, special=True)], special_tokens=True)
-    tokenizer.chat_template = "{% for m in messages %}<|turn|>{{ m.content }}<|turn|>{% endfor %}"
-    assert name in control_tokens(tokenizer).values()
-    assert control_count([user(text)], tokenizer) == 0
+    assert tokenizer.decode(ids_of(tokenizer, [user(" <tool> ")])) == "<user> <tool> <END><assistant>"
+    assert control_count([user(" <tool> ")], tokenizer) == 3
+    for name, text in (("<|turn|>\n", "\nWhy?"), ("\n<|turn|>", "Why?\n"), ("<|turn|> b", " b")):
+        tokenizer = LAYOUTS["chatml"].build()
+        tokenizer.add_tokens([AddedToken(name, special=True)], special_tokens=True)
+        tokenizer.chat_template = "{% for m in messages %}<|turn|>{{ m.content }}<|turn|>{% endfor %}"
+        assert name in control_tokens(tokenizer).values()
+        assert control_count([user(text)], tokenizer) == 0
 
 
 # --- what may be trusted ---
@@ -264,33 +258,21 @@ HOSTILE = [
 ]
 
 
-def starting_with_bos():
-    tokenizer = LAYOUTS["chatml"].build()
-    tokenizer.add_special_tokens({"bos_token": "<bos>"})
-    names = [("<bos>", tokenizer.bos_token_id)]
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=names)
-    return tokenizer
-
-
-def ends_with_its_unknown():
-    """As with GPT-2: one token for the unknown, for the beginning and for the end."""
-    tokenizer = LAYOUTS["chatml"].build()
-    tokenizer.unk_token = tokenizer.bos_token = tokenizer.eos_token = "<|im_end|>"
-    return tokenizer
-
-
-def written_in_python():
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
-    return ByT5Tokenizer(extra_ids=0, chat_template=template)
-
-
-BUILT = {each.__name__: each for each in (starting_with_bos, ends_with_its_unknown, written_in_python)}
 SHARED = ["chatml, not flagged", "chatml, lower case, normalized", "chatml, NFKC, normalized", "llama2", "bert"]
 
 
-@pytest.fixture(scope="module", params=[*BUILT, *SHARED])
+@pytest.fixture(scope="module", params=["begins with <bos>", "ends with its unknown", "written in Python", *SHARED])
 def lm(request):
-    tokenizer = BUILT[request.param]() if request.param in BUILT else layout_tokenizer(request.param)
+    tokenizer = layout_tokenizer(request.param) if request.param in SHARED else LAYOUTS["chatml"].build()
+    if request.param == "begins with <bos>":
+        tokenizer.add_special_tokens({"bos_token": "<bos>"})
+        begin = {"single": "<bos> $A", "special_tokens": [("<bos>", tokenizer.bos_token_id)]}
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(**begin)
+    elif request.param == "ends with its unknown":  # as with GPT-2: one token for all three
+        tokenizer.unk_token = tokenizer.bos_token = tokenizer.eos_token = "<|im_end|>"
+    elif request.param == "written in Python":
+        template = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+        tokenizer = ByT5Tokenizer(extra_ids=0, chat_template=template)
     model = tiny_model("llama", num_hidden_layers=1, vocab_size=len(tokenizer), max_position_embeddings=4096)
     return InvariantModel(model, tokenizer, overflow="trim_segments")
 
@@ -354,14 +336,6 @@ def test_unknown_text_that_would_be_a_control_token_is_refused_everywhere():
         tokenize_literal("known unknown", tokenizer)
 
 
-def test_a_role_that_is_an_ordinary_piece_of_the_vocabulary_is_named():
-    letters = [chr(each) for each in range(33, 127)]
-    names = ["[UNK]", "[user]", *letters, *(f"##{each}" for each in letters)]
-    tokenizer = built_of(models.WordPiece, names, "[UNK]")
-    tokenizer.chat_template = turns("[ROLE] ", " ")
-    assert prompts.unprotected_tokens(tokenizer) == ["[user]"]
-
-
 @pytest.mark.parametrize("special", [False, True])
 def test_a_character_that_is_an_added_token_is_refused_nowhere(special):
     tokenizer = LAYOUTS["chatml"].build()
@@ -373,7 +347,12 @@ def test_a_character_that_is_an_added_token_is_refused_nowhere(special):
     assert tokenizer.decode(ids) == "a\u2402b"
 
 
-def test_a_token_with_a_role_is_for_control_though_it_is_not_flagged_and_no_template_writes_it():
+def test_a_token_with_a_role_is_for_control_though_not_flagged_or_written_by_a_template_and_an_ordinary_one_is_named():
     tokenizer = ByT5Tokenizer(extra_ids=0)
     assert set(control_tokens(tokenizer).values()) == {"<pad>", "</s>"}
     assert not {0, 1} & set(tokenize_literal("a</s>b<pad>", tokenizer))
+    letters = [chr(each) for each in range(33, 127)]
+    names = ["[UNK]", "[user]", *letters, *(f"##{each}" for each in letters)]
+    tokenizer = built_of(models.WordPiece, names, "[UNK]")
+    tokenizer.chat_template = turns("[ROLE] ", " ")
+    assert prompts.unprotected_tokens(tokenizer) == ["[user]"]

@@ -46,29 +46,23 @@ any_candidates = st.lists(
 )
 
 
-def assert_rank_ignores_order(ordering, listed, order):
-    permutation = order.sample(range(len(listed)), len(listed))
-    shuffled = [listed[index] for index in permutation]
-    ranks = [(each, ordering.rank(each, "river salt")) for each in (listed, shuffled)]
-    assert sorted(ranks[0][1]) == list(range(len(listed)))
-    one, other = ([each[index].tie_breaker for index in rank] for each, rank in ranks)
-    assert one == other
-    # Not only the rank: every key, to the last bit.
-    keys = ordering.sort_keys(listed, "river salt")
-    assert list(ordering.sort_keys(shuffled, "river salt")) == [keys[index] for index in permutation]
+@pytest.mark.parametrize(("name", "examples"), [*((name, 100) for name in PLAIN), *((name, 6) for name in BY_MODEL)])
+def test_the_rank_and_every_key_to_the_last_bit_ignore_the_order_in_which_segments_are_given(by_model, name, examples):
+    ordering = {**PLAIN, **by_model}[name]
 
+    @settings(max_examples=examples)
+    @given(listed=any_candidates, order=st.randoms(use_true_random=False))
+    def ignores_the_order(listed, order):
+        permutation = order.sample(range(len(listed)), len(listed))
+        shuffled = [listed[index] for index in permutation]
+        ranks = [(each, ordering.rank(each, "river salt")) for each in (listed, shuffled)]
+        assert sorted(ranks[0][1]) == list(range(len(listed)))
+        one, other = ([each[index].tie_breaker for index in rank] for each, rank in ranks)
+        assert one == other
+        keys = ordering.sort_keys(listed, "river salt")
+        assert list(ordering.sort_keys(shuffled, "river salt")) == [keys[index] for index in permutation]
 
-@pytest.mark.parametrize("name", PLAIN)
-@given(listed=any_candidates, order=st.randoms(use_true_random=False))
-def test_rank_ignores_the_order_in_which_segments_are_given(name, listed, order):
-    assert_rank_ignores_order(PLAIN[name], listed, order)
-
-
-@pytest.mark.parametrize("name", BY_MODEL)
-@settings(max_examples=6, deadline=None)
-@given(listed=any_candidates, order=st.randoms(use_true_random=False))
-def test_scores_of_a_model_ignore_the_order_in_which_segments_are_given(by_model, name, listed, order):
-    assert_rank_ignores_order(by_model[name], listed, order)
+    ignores_the_order()
 
 
 def test_every_invariant_ordering_is_tested_and_resolved_by_its_name_without_loading_a_model():
@@ -83,21 +77,17 @@ def test_every_invariant_ordering_is_tested_and_resolved_by_its_name_without_loa
         assert all(repr(name) in str(caught.value) for name in ORDERINGS)
 
 
-@pytest.mark.parametrize(
-    ("ordering", "listed", "rank"),
-    [
+def test_orderings_rank_as_they_say_and_score_names_segments_without_one():
+    by_ids = list(map(ids_only, ([5, 1], [5], [4, 9, 9], [])))
+    for ordering, listed, rank in (
         ("given", candidates(*"baca"), [3, 2, 1, 0]),  # the first segment is farthest
-        # The smallest ids, and the shorter of two that begin alike.
-        ("lexical", list(map(ids_only, ([5, 1], [5], [4, 9, 9], []))), [3, 2, 1, 0]),
-        ("lexical-reversed", list(map(ids_only, ([5, 1], [5], [4, 9, 9], []))), [0, 1, 2, 3]),
+        ("lexical", by_ids, [3, 2, 1, 0]),  # the smallest ids, and the shorter of two that begin alike
+        ("lexical-reversed", by_ids, [0, 1, 2, 3]),
         # The best first, then text, then metadata.
         ("score", [candidate("a", 0.1), candidate("b", 7.0), candidate("c", float("-inf"))], [1, 0, 2]),
         ("score", [candidate("b"), candidate("a", source="y"), candidate("a", source="x")], [2, 1, 0]),
-    ],
-)
-def test_orderings_rank_as_they_say_and_score_names_segments_without_one(ordering, listed, rank):
-    assert ORDERINGS[ordering]().rank(listed, "") == rank
-    assert not ORDERINGS["given"].invariant
+    ):
+        assert ORDERINGS[ordering]().rank(listed, "") == rank, ordering
     with pytest.raises(errors.InvalidSegment, match=r"2 of 3 have none: 1 \('left'\); 2 \('right'\)"):
         PLAIN["score"].rank([candidate("a", 1.0), candidate("left", None), candidate("right", None)], "")
 

@@ -242,14 +242,13 @@ def test_other_threads_and_tasks_know_nothing_of_it():
 A, B, C = STEPS = ("Open the valve.", "Start the pump.", "Close the hatch.")
 SLOT = "\n\n".join(STEPS)
 KNOWN = Retrieval(tuple(map(Segment, STEPS)))
-ORDERED = (
+ORDERED = (  # texts whose order has a meaning, of which each names all retrieved documents
     f"My steps: 1. {A} 2. {B} 3. {C} What did I do in step 1?",
     f"I wrote '{A}' first, then '{B}', then '{C}'. Was that right?",
     f"{A}\n{B}\n{C}\nWhich of these lines comes first?",
     f'[{{"text": "{A}"}}, {{"text": "{B}"}}, {{"text": "{C}"}}]',
     f"- {A}\n- {B}\n- {C}\n\nPut these in the right order.",
 )
-"""Texts whose order has a meaning, of which each names all retrieved documents."""
 
 
 def asked(text, *, system="Be brief.", history=(), slots=()):
@@ -303,9 +302,8 @@ def test_several_sets_of_one_promise_nothing():
 
 def test_neighbouring_segments_are_a_set_and_text_between_parts_them():
     a, b, c = map(Segment, "abc")
-    assert recognize([Turn("user", ("Read: ", a, " \n", b, "Which?"))]).turns[0].parts == (
-        "Read: ", SegmentSet([a, b]), "Which?",
-    )  # fmt: skip
+    (turn,) = recognize([Turn("user", ("Read: ", a, " \n", b, "Which?"))]).turns
+    assert turn.parts == ("Read: ", SegmentSet([a, b]), "Which?")
     assert [len(each) for each in recognize([Turn("user", (a, "and also", b, "but not", c))]).sets] == [1, 1, 1]
     assert kinds(a, "and also", b, "but not", c) == ["separate", "incomplete"]
 
@@ -319,7 +317,6 @@ def test_marked_segments_are_sets_or_a_reason_to_warn_and_what_is_no_text_stays_
     facts = tuple(Segment(each, metadata={"source": each[:4]}) for each in STEPS)
     (marked,) = recognize([Turn("user", (mark_set(STEPS),))], [Retrieval(facts)]).sets
     assert marked == SegmentSet(facts), "with the metadata of the retrieval"
-
     image, text = {"type": "image"}, type("Text", (str,), {})("Look: [1, 2]")
     parts = recognize([Turn("user", (text, image, json.dumps(STEPS)))]).turns[0].parts
     assert parts[0] is text

@@ -184,7 +184,7 @@ def test_dragging_a_document_asks_again_and_shows_what_flipped(lab):
     expect(lab.at("#documents details[open]")).to_have_count(1)
 
 
-def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_five_tabs(lab):
+def test_the_keyboard_goes_through_documents_and_reaches_the_question_in_four_tabs(lab):
     lab.document("C").focus()
     for key, focused in (("Tab", lab.question), ("Shift+Tab", lab.document("C"))):
         for _ in range(4):

@@ -49,7 +49,7 @@ LONG = body(max_tokens=3000)  # the answers of this model never end by themselve
 def limited(tiny_folder, tmp_path_factory):
     """A server with narrow limits, and two tenants whose caches share a folder."""
     narrow = {"max_body_bytes": 20_000, "max_requests": 3, "body_timeout": 1.0, "max_prompt_tokens": 600}
-    settings = Settings(keys=KEYS, operator_key=KEY, **narrow)
+    settings = Settings(keys=KEYS, operator_key=KEY, max_new_tokens=3000, **narrow)
     config = EngineConfig(model=str(tiny_folder), cache_folder=tmp_path_factory.mktemp("cache"))
     with client_of(build_engine(config, settings), settings) as http:
         yield http
@@ -90,6 +90,7 @@ def test_what_is_too_long_or_comes_too_slowly_is_refused_and_a_slow_head_ends_th
         (CHAT, {"json": body(documents=["word " * 5000])}, 413, "too_large", "20000 bytes"),
         (CHAT, {"content": iter([b" " * 9000] * 3)}, 413, "too_large", "20000 bytes"),
         (CHAT, {"json": body(documents=["word " * 500])}, 413, "too_large", "at most 600 tokens"),
+        (CHAT, {"json": body(max_tokens=3001)}, 400, "invalid_request", "expected at most 3000"),
         ("/v1/judge", {"json": {**judged, "by": "letters"}}, 413, "too_large", "at most 600 tokens"),
         ("/v1/judge", {"json": {**judged, "by": "texts"}}, 413, "too_large", "at most 600 tokens"),
         (CHAT, {"content": slowly()}, 408, "slow_request", "within 1 s"),

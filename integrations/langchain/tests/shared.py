@@ -34,7 +34,6 @@ DOCUMENTS = [
     Document("The lighthouse was built by Teso Carno.", metadata={"source": "coast.txt", "id": "c-9", "page": 7}),
 ]
 TEXTS = [document.page_content for document in DOCUMENTS]
-HASHES = sorted(to_segment(document).content_hash for document in DOCUMENTS)
 ORDERS = [list(order) for order in permutations(DOCUMENTS)]
 QUESTION = "When does the ferry leave?"
 PLACEHOLDER = ChatPromptTemplate.from_messages([SegmentsPlaceholder("context"), ("human", "{question}")])

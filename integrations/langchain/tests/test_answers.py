@@ -4,7 +4,7 @@ import asyncio
 import re
 import sys
 import time
-from collections import ChainMap, namedtuple
+from collections import ChainMap
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from functools import partial
@@ -12,11 +12,13 @@ from itertools import permutations
 from typing import Annotated, Literal
 
 import pytest
-from framework_cases import Writing, call_text, ended
+from framework_cases import Writing, call_text, ended, spoken_model, tiny_weights
+from invariant_rag import InvariantModel
 from invariant_rag.errors import ContextOverflow, IncompleteObject, InvalidObject, UnsupportedCombination
 from invariant_rag.generation.json_schema import validate_value
 from invariant_rag.generation.kv_cache import KeyValueCache
 from invariant_rag.prompts import mark_set, parse_marked
+from invariant_rag.testing import toy_tokenizer
 from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.documents import Document
 from langchain_core.exceptions import ContextOverflowError
@@ -335,30 +337,24 @@ def test_results_stand_in_the_order_of_their_calls_and_an_error_is_said_to_be_on
 
 # --- in every way and order, and among other calls ---
 
-Given = namedtuple("Given", "lm spoken url")
-"""What models are made of: two of their kind in memory, and the address of a third one."""
+LM, SPOKEN = InvariantModel(tiny_weights(), toy_tokenizer()), spoken_model()
 
 
-def chat_of(given, **options):
-    return ChatInvariant(**{"model": given.lm, "max_tokens": 8, **options})
+def short(**options):
+    return ChatInvariant(**{"model": LM, "max_tokens": 8, **options})
 
 
-def spoken_of(given, **options):
-    return chat_of(given, **{"model": given.spoken, "max_tokens": 160, **options})
+def long(**options):
+    return short(**{"model": SPOKEN, "max_tokens": 160, **options})
 
 
-def talks(given, text, **options):
+def talks(text, **options):
     """Return a chat model that writes a text."""
-    return spoken_of(given, **options).bind(**ended(given.spoken, text))
+    return long(**options).bind(**ended(SPOKEN, text))
 
 
-def calls(given, **options):
-    return spoken_of(given, **options).bind_tools([search, now], tool_choice="any")
-
-
-def an_object(given):
-    written = ended(given.spoken, call_text("Departure", {"vessel": "ferry", "hour": 12}))
-    return spoken_of(given).bind_tools([search], response_format=Departure, **written)
+def calls(**options):
+    return long(**options).bind_tools([search, now], tool_choice="any")
 
 
 SERVED = {
@@ -366,44 +362,44 @@ SERVED = {
     "calls": lambda **where: ChatInvariant(max_tokens=96, **where).bind_tools([now, search], tool_choice="any"),
     "an object": lambda **where: ChatInvariant(max_tokens=96, **where).bind_tools([], response_format=Departure),
     "completion": lambda **where: InvariantLLM(max_tokens=8, **where),
+    "log-probabilities": lambda **where: ChatInvariant(max_tokens=16, logprobs=True, **where),
 }
 OURS = {
-    "chat": chat_of,
-    "chat that streams": lambda given: chat_of(given, streaming=True),
-    "micro-batched chat": lambda given: chat_of(given, micro_batching=True),
-    "log-probabilities": lambda given: chat_of(given, top_logprobs=2),
-    "reasoning": lambda given: talks(given, "Early.\n</think>\n\nAt noon.", template_kwargs={"enable_thinking": True}),
-    "citations": lambda given: talks(given, f"{TEXTS[1]} {TEXTS[0]}", citations=True),
-    "calls": calls,
-    "calls that are cut off": lambda given: calls(given, max_tokens=40),
-    "two calls of which one is cut off": lambda given: calls(given, max_tokens=150).bind(
-        **ended(given.spoken, 2 * call_text("search", {"query": "ferry", "limit": 3}))
+    "chat": short(),
+    "chat that streams": short(streaming=True),
+    "micro-batched chat": short(micro_batching=True),
+    "log-probabilities": short(top_logprobs=2),
+    "reasoning": talks("Early.\n</think>\n\nAt noon.", template_kwargs={"enable_thinking": True}),
+    "citations": talks(f"{TEXTS[1]} {TEXTS[0]}", citations=True),
+    "calls": calls(),
+    "calls that are cut off": calls(max_tokens=40),
+    "two calls of which one is cut off": calls(max_tokens=150).bind(
+        **ended(SPOKEN, 2 * call_text("search", {"query": "ferry", "limit": 3}))
     ),
-    "calls that stream and are cut off": lambda given: calls(given, max_tokens=40, streaming=True),
-    "an object beside tools": an_object,
-    "plain branch": lambda given: chat_of(given, model=given.lm.with_routing(2.0, plain_order="canonical")),
-    "invariant branch": lambda given: chat_of(given, model=given.lm.with_routing(-2.0, plain_order="canonical")),
-    "completion": lambda given: InvariantLLM(model=given.lm, max_tokens=8),
-    "log-probabilities of a server": lambda given: ChatInvariant(base_url=given.url, max_tokens=16, logprobs=True),
-    **{f"{name} of a server": lambda given, make=make: make(base_url=given.url) for name, make in SERVED.items()},
-    "canonical of one of ours": lambda given: canonical(chat_of(given)),
-    "canonical of calls": lambda given: canonical(calls(given)),
-    "canonical of calls that are cut off": lambda given: canonical(calls(given, max_tokens=40)),
-    "vote of one of ours": lambda given: vote(chat_of(given)),
-}
-WRAPPED = {
-    "a chat model": shared.Reader,
-    "one that streams": shared.StreamingReader,
-    "one with tools": lambda: shared.Reader().bind_tools([Departure]),
-    "a completion model": shared.TextReader,
-    "a function": lambda: RunnableLambda(lambda asked: re.findall(r"Document: (.*)", asked)[0]),
+    "calls that stream and are cut off": calls(max_tokens=40, streaming=True),
+    "an object beside tools": long().bind_tools(
+        [search], response_format=Departure, **ended(SPOKEN, call_text("Departure", {"vessel": "ferry", "hour": 12}))
+    ),
+    "plain branch": short(model=LM.with_routing(2.0, plain_order="canonical")),
+    "invariant branch": short(model=LM.with_routing(-2.0, plain_order="canonical")),
+    "completion": InvariantLLM(model=LM, max_tokens=8),
+    "canonical of one of ours": canonical(short()),
+    "canonical of calls": canonical(calls()),
+    "canonical of calls that are cut off": canonical(calls(max_tokens=40)),
+    "vote of one of ours": vote(short()),
 }
 OTHERS = {
-    f"{wrap.__name__} of {name}": lambda _, wrap=wrap, make=make: wrap(make())
+    f"{wrap.__name__} of {name}": wrap(model)
     for wrap in (canonical, vote)
-    for name, make in WRAPPED.items()
+    for name, model in {
+        "a chat model": shared.Reader(),
+        "one that streams": shared.StreamingReader(),
+        "one with tools": shared.Reader().bind_tools([Departure]),
+        "a completion model": shared.TextReader(),
+        "a function": RunnableLambda(lambda asked: re.findall(r"Document: (.*)", asked)[0]),
+    }.items()
 }
-MODELS = {**OURS, **OTHERS}
+MODELS = {**OURS, **OTHERS, **{f"{name} of a server": make for name, make in SERVED.items()}}
 STREAMS = ("chat that streams", "calls that stream and are cut off", "canonical of one that streams")
 """Models that tell callbacks the text as it comes however they are asked."""
 ONE_BY_ONE = [(name, 1) for name in MODELS]
@@ -411,8 +407,10 @@ AT_ONCE = [(name, None) for name in OTHERS if name not in STREAMS]  # ours would
 
 
 @pytest.mark.parametrize(("name", "most"), [*ONE_BY_ONE, *AT_ONCE])
-def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, most, lm, spoken, base_url):
-    model, found = MODELS[name](Given(lm, spoken, base_url)), {}
+def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, most, base_url):
+    model, found, kind = MODELS[name], {}, name.removesuffix(" of a server")
+    if kind != name:
+        model = model(base_url=base_url)
     for (way, ask), order in zip(WAYS.items(), ORDERS, strict=True):
         heard = shared.Heard()
         answer = ask(model, QUESTION, {"callbacks": [heard], "max_concurrency": most}, documents=order)
@@ -430,12 +428,9 @@ def test_an_answer_is_the_same_in_every_way_of_asking_and_every_order(name, most
     assert found == dict.fromkeys(WAYS, found["invoke"])
     if name == "calls":
         assert sum(len(piece.tool_call_chunks) for piece in model.stream(QUESTION)) > 3, "they come as they are written"
-    if (kind := name.removesuffix(" of a server")) in SERVED and kind != name:
+    if kind != name:
         local = SERVED[kind]().invoke(QUESTION, documents=ORDERS[0])
         assert found["invoke"] == said(local), "a server answers as a model in memory"
-
-
-# --- among other calls ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("micro_batching", [False, True])

@@ -4,8 +4,8 @@ import copy
 import math
 import pickle
 import time
-from functools import partial
 from itertools import permutations
+from types import SimpleNamespace
 
 import pytest
 from framework_cases import tiny_weights
@@ -98,6 +98,7 @@ def test_the_profile_is_known_without_weights_and_that_of_a_copy_is_its_own(lm):
     for name in (None, "native", EMBEDDED["generator"]):
         assert ChatInvariant(model=name).profile["max_input_tokens"] == InvariantModel.from_pretrained().context_window
     assert "max_input_tokens" not in ChatInvariant(model="some/model").profile
+    assert ChatInvariant(base_url="http://127.0.0.1:9/v1").context_window is None
     chat = ChatInvariant(model=lm, max_tokens=5)
     assert (chat.profile["max_input_tokens"], chat.profile["max_output_tokens"]) == (4096, 5)
     assert chat.profile["tool_calling"]
@@ -215,10 +216,8 @@ def test_every_keyword_of_a_call_that_changes_the_output_is_in_the_key(lm, llm_c
         {"documents": ["ab", "c"]}, {"documents": ["a", "bc"]}, {"documents": ["abc"]},
     ]  # fmt: skip
     if kind is ChatInvariant:
-        changes += [
-            {"logprobs": True},
-            *({"tools": [each], "tool_choice": "none"} for each in (shared.search, shared.now)),
-        ]
+        changes += [{"logprobs": True}]
+        changes += [{"tools": [each], "tool_choice": "none"} for each in (shared.search, shared.now)]
     for number, change in enumerate(changes, start=1):
         assert len({text(model.invoke(QUESTION, **change)) for _ in range(2)}) == 1
         assert len(llm_cache._cache) == number
@@ -245,8 +244,6 @@ OF_A_CALL = {
     "stop": [1, [3], math.nan, object()],
     "model": [3, "no/such-model", b"x"],
     **{name: ["x"] for name in ("temperature", "top_p", "top_k", "seed", "num_beams", "no_such_option")},  # the core's
-}
-OF_A_CHAT = {
     "top_logprobs": [-1, "x", 1.5],
     "template_kwargs": [3, "x", [1], {"no_such_variable": 1}],
     "tools": [1, "x", [3], {"a": 1}],
@@ -255,28 +252,28 @@ OF_A_CHAT = {
 }
 
 
-@pytest.mark.parametrize("name", [*OF_A_CALL, *OF_A_CHAT])
-def test_keywords_of_a_call_are_refused(lm, name):
-    for kind in (ChatInvariant,) if name in OF_A_CHAT else (ChatInvariant, InvariantLLM):
-        model = kind(model=lm, max_tokens=2)
-        for value in {**OF_A_CALL, **OF_A_CHAT}[name]:
-            for ask in (model.invoke, lambda *asked, bound=model, **how: list(bound.stream(*asked, **how))):
-                with pytest.raises((errors.InvariantRAGError, ValidationError)):  # pydantic's: of a changed field
-                    ask(QUESTION, **{name: value})
+@both
+@pytest.mark.parametrize("name", OF_A_CALL)
+def test_keywords_of_a_call_are_refused(lm, kind, name):
+    model = kind(model=lm, max_tokens=2)
+    for value in OF_A_CALL[name]:
+        for ask in (model.invoke, lambda *asked, **how: list(model.stream(*asked, **how))):
+            with pytest.raises((errors.InvariantRAGError, ValidationError)):  # pydantic's: of a changed field
+                ask(QUESTION, **{name: value})
 
 
 WITHOUT_CONTEXT = ChatPromptTemplate.from_template("{x}")
 IMAGE, NO_SEGMENT = {"type": "image", "url": "a.png"}, {"type": "text-plain", "extras": {"segment": True}, "text": 3}
 REFUSALS = [
-    (errors.InvalidOption, "n: ", lambda chat: chat.invoke(QUESTION, n=0)),
-    (errors.InvalidPrompt, "at least one message", lambda chat: chat.invoke([])),
-    (errors.InvalidPrompt, "at least one message", lambda chat: chat.invoke([AIMessage("")])),
-    (errors.InvalidPrompt, "type 'image'", lambda chat: chat.invoke([HumanMessage([IMAGE])])),
-    (errors.InvalidSegment, "a mapping of", lambda chat: chat.invoke([HumanMessage([NO_SEGMENT])])),
-    (errors.InvalidTool, "list of tools", lambda chat: chat.bind_tools(3)),
-    (errors.InvalidTool, "tool_choice: ", lambda chat: chat.bind_tools([], tool_choice={"type": "x"})),
-    (errors.InvalidSchema, "Unsupported function", lambda chat: chat.with_structured_output(3)),
-    (errors.UnknownName, "method of structured", lambda chat: chat.with_structured_output(BaseModel, method="x")),
+    (errors.InvalidOption, "n: ", lambda g: g.chat.invoke(QUESTION, n=0)),
+    (errors.InvalidPrompt, "at least one message", lambda g: g.chat.invoke([])),
+    (errors.InvalidPrompt, "at least one message", lambda g: g.chat.invoke([AIMessage("")])),
+    (errors.InvalidPrompt, "type 'image'", lambda g: g.chat.invoke([HumanMessage([IMAGE])])),
+    (errors.InvalidSegment, "a mapping of", lambda g: g.chat.invoke([HumanMessage([NO_SEGMENT])])),
+    (errors.InvalidTool, "list of tools", lambda g: g.chat.bind_tools(3)),
+    (errors.InvalidTool, "tool_choice: ", lambda g: g.chat.bind_tools([], tool_choice={"type": "x"})),
+    (errors.InvalidSchema, "Unsupported function", lambda g: g.chat.with_structured_output(3)),
+    (errors.UnknownName, "method of structured", lambda g: g.chat.with_structured_output(BaseModel, method="x")),
     (errors.InvalidChoice, "votes", lambda _: vote(Reader(), votes=0)),
     (ValidationError, "answer_of", lambda _: vote(Reader(), answer_of=3)),
     (errors.UnknownName, "ordering", lambda _: vote(FakeListLLM(responses=["a"]), ordering="x")),
@@ -286,37 +283,30 @@ REFUSALS = [
     (ValidationError, "retriever", lambda _: ours.InvariantRetriever(retriever=3)),
     (errors.InvalidSegment, "list of documents", lambda _: ours.InvariantRetriever.from_documents("abc")),
     (errors.InvalidChoice, "retriever", lambda _: ours.InvariantRAGMiddleware(3)),
-    (errors.InvalidPrompt, "prompt", lambda chat: ours.create_invariant_documents_chain(chat, 3)),
-    (errors.InvalidPrompt, "'context'", lambda chat: ours.create_invariant_documents_chain(chat, WITHOUT_CONTEXT)),
+    (errors.InvalidPrompt, "prompt", lambda g: ours.create_invariant_documents_chain(g.chat, 3)),
+    (errors.InvalidPrompt, "'context'", lambda g: ours.create_invariant_documents_chain(g.chat, WITHOUT_CONTEXT)),
     (ValidationError, "variable_name", lambda _: ours.SegmentsPlaceholder(3)),
     (errors.InvalidSegment, "got NoneType", lambda _: PLACEHOLDER.invoke({"context": None, "question": "b"})),
     (errors.InvalidSegment, "got int", lambda _: str(ours.Segments([3]))),
     (errors.InvalidChoice, "batch_size", lambda _: ours.InvariantEmbeddings(batch_size=0)),
-]
+    (InvariantContextOverflowError, "4096", lambda g: g.remote.invoke("word " * 5000)),
+    (errors.UnsupportedCombination, "num_beams", lambda g: g.remote.invoke(QUESTION, num_beams=2)),
+    (errors.UnsupportedCombination, "base_url", lambda g: g.remote.lm),
+    (errors.RemoteError, "small", lambda g: g.remote.invoke(QUESTION, model="large")),
+    (errors.InvalidTool, "search", lambda g: g.remote.invoke(QUESTION, tool_choice="search", tools=[shared.now])),
+    (errors.UnsupportedCombination, "model", lambda g: ChatInvariant(base_url=g.url, model=g.chat.model)),
+    (errors.UnsupportedCombination, "dtype", lambda g: ChatInvariant(base_url=g.url, dtype="float32")),
+    (errors.UnsupportedCombination, "key_value_cache", lambda g: ChatInvariant(
+        base_url=g.url, key_value_cache=KeyValueCache())),
+    (ValidationError, "method", lambda g: ChatInvariant(base_url=g.url, method="no")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("error", "told", "call"), REFUSALS)
-def test_arguments_of_every_other_door_are_refused(lm, error, told, call):
+def test_arguments_of_every_other_door_and_what_a_server_cannot_do_are_refused(lm, base_url, error, told, call):
+    chat, remote = ChatInvariant(model=lm, max_tokens=2), ChatInvariant(base_url=base_url, max_tokens=16)
     with pytest.raises(error, match=told):
-        call(ChatInvariant(model=lm, max_tokens=2))
-
-
-def test_what_a_server_cannot_do_is_refused(base_url, lm):
-    remote, of_a_server = ChatInvariant(base_url=base_url, max_tokens=16), partial(ChatInvariant, base_url=base_url)
-    for error, told, call in (
-        (InvariantContextOverflowError, "4096", lambda: remote.invoke("word " * 5000)),
-        (errors.UnsupportedCombination, "num_beams", lambda: remote.invoke(QUESTION, num_beams=2)),
-        (errors.UnsupportedCombination, "base_url", lambda: remote.lm),
-        (errors.RemoteError, "small", lambda: remote.invoke(QUESTION, model="large")),
-        (errors.InvalidTool, "search", lambda: remote.invoke(QUESTION, tool_choice="search", tools=[shared.now])),
-        (errors.UnsupportedCombination, "model", lambda: of_a_server(model=lm)),
-        (errors.UnsupportedCombination, "dtype", lambda: of_a_server(dtype="float32")),
-        (errors.UnsupportedCombination, "key_value_cache", lambda: of_a_server(key_value_cache=KeyValueCache())),
-        (ValidationError, "method", lambda: of_a_server(method="no")),
-    ):
-        with pytest.raises(error, match=told):
-            call()
-    assert remote.context_window is None
+        call(SimpleNamespace(chat=chat, remote=remote, url=base_url))
 
 
 @both

@@ -44,6 +44,7 @@ from . import shared
 from .shared import DOCUMENTS, ORDERS, PLACEHOLDER, QUESTION, TEXTS, WAYS, Heard, Listed, Reader, blocks, rag
 
 SEGMENTS = list(map(to_segment, DOCUMENTS))
+HASHES = sorted(each.content_hash for each in SEGMENTS)
 INPUT = {"context": DOCUMENTS, "question": QUESTION}
 MARKED_INPUT = {**INPUT, "context": Segments(DOCUMENTS)}
 SAVED = (ChatPromptTemplate, HumanMessagePromptTemplate, PromptTemplate, ours.SegmentsPlaceholder)
@@ -85,7 +86,7 @@ CARRIERS = {
 def test_the_answer_is_the_same_however_segments_travel(chat, lm):
     def expected(*content):
         prompt = lm.chat_prompt(messages=[{"role": "user", "content": list(content)}])
-        return lm.generate(prompt, max_new_tokens=6).text, shared.HASHES
+        return lm.generate(prompt, max_new_tokens=6).text, HASHES
 
     def read(answer):
         return answer.content, sorted(answer.response_metadata["order"])
@@ -97,12 +98,12 @@ def test_the_answer_is_the_same_however_segments_travel(chat, lm):
         for answer in (chat.invoke(QUESTION, documents=documents), chat.bind(documents=documents).invoke(QUESTION)):
             assert read(answer) == expected(SegmentSet(SEGMENTS), QUESTION)
     system = [SystemMessage(QUESTION)]  # no message of the user: the documents are one
-    assert read(chat.invoke(system, documents=DOCUMENTS))[1] == shared.HASHES
+    assert read(chat.invoke(system, documents=DOCUMENTS))[1] == HASHES
     assert PLACEHOLDER.invoke({**INPUT, "context": []}).to_messages() == [HumanMessage(QUESTION)]
     for write in (lambda listed: str(Segments(listed)), blocks):  # in a message of the assistant
         said = [chat.invoke([HumanMessage("a"), AIMessage(write(order)), HumanMessage(QUESTION)]) for order in ORDERS]
         assert {(each.text, each.response_metadata["invariant"]) for each in said} == {(said[0].text, True)}
-        assert read(said[0])[1] == shared.HASHES
+        assert read(said[0])[1] == HASHES
 
 
 def test_segments_survive_blocks_and_documents_and_those_of_the_caller_are_left_alone(chat):

@@ -142,8 +142,6 @@ class Case(NamedTuple):
             each.node.excluded_llm_metadata_keys = list(each.node.metadata)
         return self
 
-    # --- engines ---
-
     def query(self, way="query", **options):
         return getattr(engine_of(self.nodes, **options), way)(self.question)
 
@@ -215,8 +213,6 @@ class Case(NamedTuple):
         options["parser_function"] = lambda text: (text < "m", float(text < "m"), text)
         return self.better(evaluators.PairwiseComparisonEvaluator(self.llm, **options))
 
-    # --- prompts ---
-
     def retrieve(self):
         """Retrieve nodes whose metadata stays out of the text."""
         return self._replace(nodes=ListRetriever(self.bare().nodes).retrieve(self.question))
@@ -246,8 +242,6 @@ class Case(NamedTuple):
         """Ask with one message: a block for each node, and the question."""
         found = [block for text in contents(self.retrieve().nodes) for block in (make(text), *between)]
         return self.llm.chat([ChatMessage(blocks=[*found, TextBlock(text=self.question)])])
-
-    # --- chats and agents ---
 
     def chat(self, kind=None, way="chat", **options):
         """Say two things to a chat engine of a kind, or else to one of the index."""
@@ -308,9 +302,8 @@ PROMPTS = {
     "`structured_predict`, numbered": lambda c: str(c.longer.structured_predict(
         Found, PLAIN, context_str=FORMATS["numbered `[1] ...`"](c.nodes), query_str=c.question
     )),
-    "`as_structured_llm`, bullets": lambda c: c.longer.as_structured_llm(Found).complete(
-        prompt_of(FORMATS["as bullets"](c.nodes))
-    ),
+    "`as_structured_llm`, bullets":
+        lambda c: c.longer.as_structured_llm(Found).complete(prompt_of(FORMATS["as bullets"](c.nodes))),
 }  # fmt: skip
 
 
@@ -403,9 +396,8 @@ ENTRIES = {
     },
     "nodes in `llm.complete(...)`": around(Case.in_one_span, COMPLETED),
     "nodes in other calls": around(Case.in_one_span, PROMPTS),
-    "nodes in a tool's message": around(
-        Case.in_one_span, {name: partial(Case.told, write=write) for name, write in FORMATS.items()}
-    ),
+    "nodes in a tool's message":
+        around(Case.in_one_span, {name: partial(Case.told, write=write) for name, write in FORMATS.items()}),
     "nodes in `llm.complete(...)`, marked": around(Case.marked, COMPLETED),
     "nodes in other calls, marked": around(Case.marked, PROMPTS),
     "`llm.chat`": {
@@ -417,9 +409,8 @@ ENTRIES = {
         )),
         "`SegmentBlock`s with `---` between them": lambda c: c.blocks(SegmentBlock.of, [TextBlock(text="\n---\n")]),
     },
-    "nodes of `retriever.retrieve(...)`, in a call of its own": around(
-        lambda c, ask: ask(c.retrieve()), {"`llm.complete`, joined": Case.complete, **PROMPTS}
-    ),
+    "nodes of `retriever.retrieve(...)`, in a call of its own":
+        around(lambda c, ask: ask(c.retrieve()), {"`llm.complete`, joined": Case.complete, **PROMPTS}),
     "`index.as_chat_engine(chat_mode=...)`": {
         **{f'`"{mode}"`': partial(Case.chat, chat_mode=mode) for mode in CHAT_MODES},
         '`"context"`, `stream_chat`': lambda c: c.chat(chat_mode="context", way="stream_chat"),

@@ -207,8 +207,6 @@ def test_no_optional_package_is_needed_and_an_import_within_a_run_warns_where_th
     ]
 
 
-# --- a model of a server: its answers are those of one in memory, without torch in the application ---
-
 COLOUR = "What colour is the flag of Ostra?"
 FLAGS = ["The flag of Ostra is white.", "The flag of Brenn is green.", "The mill of Ostra grinds barley."]
 MARKED = "".join(mark(Segment(text)) for text in FLAGS) + f"\n{COLOUR}"

@@ -352,9 +352,6 @@ def test_an_answer_with_calls_goes_back_into_the_conversation_as_it_is(caller):
     assert f"<|im_start|>tool\nAt noon. ({call.tool_id})" in text
 
 
-# --- objects, reasoning, log-probabilities: what they are is the core's; here is every way to ask for one ---
-
-
 class Departure(BaseModel):
     """When something leaves."""
 

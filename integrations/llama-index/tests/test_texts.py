@@ -6,7 +6,6 @@ retrieved is decided, and tested, in the core.
 
 import asyncio
 import json
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -265,9 +264,8 @@ def quoting(**options):
 def test_what_a_run_retrieved_is_gone_with_it_and_unknown_to_other_threads_and_tasks():
     retrievals, outliving = begun()
     assert retrievals == outliving.known() == []
-    tenant = threading.Thread(target=retrieve)
-    tenant.start()
-    tenant.join()
+    with ThreadPoolExecutor(1) as tenant:
+        tenant.submit(retrieve).result()
     engine_of(nodes_of(), llm=canonical(Recorder(), strict=True)).query(QUERY)
     assert quoting(strict=True) == []
     with pytest.raises(OrderWarning, match="without any"):
