@@ -249,6 +249,7 @@ def test_who_did_not_ask_for_sets_is_not_warned(strict):
         chat = strict.model_copy(update=options)
         answer = rag(chat, FOUND, prompt=prompt).invoke(QUESTION)
         assert answer.response_metadata["sets"] == sets
+        assert in_a_run(chat.invoke).response_metadata["sets"] == []  # text is no reason to raise, either
     assert (
         answer.content == chat.invoke(BY_HAND).content
     )  # nothing is looked at: what a call without any retrieval gets
