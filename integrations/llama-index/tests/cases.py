@@ -13,7 +13,7 @@ from llama_index.core.bridge.pydantic import Field
 from llama_index.core.embeddings import MockEmbedding
 from llama_index.core.llms import ChatMessage, ChatResponse, CompletionResponse, CustomLLM, LLMMetadata, TextBlock
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.mock import MockFunctionCallingLLM
+from llama_index.core.llms.mock import MockFunctionCallingLLM, MockLLM
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index.llms.invariant_rag import SegmentBlock
@@ -76,6 +76,8 @@ def index_of(nodes):
 
 
 def engine_of(nodes, **options):
+    if "response_synthesizer" in options:  # it brings its own LLM, but LlamaIndex looks for the global one
+        options.setdefault("llm", MockLLM())
     return index_of(nodes).as_query_engine(**options)
 
 

@@ -11,18 +11,16 @@ from invariant_rag.prompts import begin_outside
 from llama_index.core import Settings
 from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
-from llama_index.core.llms import MockLLM
 
 from llama_index.llms.invariant_rag import InvariantLLM
 
 
 @pytest.fixture(autouse=True)
 def _no_settings():
-    """Begin without a global embedding, tokenizer or callbacks, and with nothing that was retrieved for no LLM."""
+    """Begin without a global LLM, embedding, tokenizer or callbacks, and with nothing that was retrieved for no LLM."""
     begin_outside().retrievals = []
     llama_index.core.global_tokenizer = None
-    Settings._callback_manager = Settings._embed_model = None
-    Settings.llm = MockLLM()  # LlamaIndex looks for one even where a synthesizer brings its own
+    Settings._callback_manager = Settings._embed_model = Settings._llm = None
 
 
 @pytest.fixture

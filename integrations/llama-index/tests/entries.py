@@ -88,7 +88,7 @@ FORMATS = {
     "numbered `[1] ...`": listing("[{n}] {text}"),
     "as `Document 1:`": listing("Document {n}:\n{text}"),
     "as `<document>` with its source": listing(
-        "<document source={node.metadata[file_name]}>\n{text}\n</document>", "\n"
+        "<document>\n<source>{node.metadata[file_name]}</source>\n{text}\n</document>", "\n"
     ),
     "separated by `---`": listing(between="\n---\n"),
     "as a JSON list of texts": lambda nodes: json.dumps(contents(nodes), ensure_ascii=False),

@@ -36,7 +36,7 @@ from llama_index.llms.invariant_rag import AnswerFailed, InvariantLLM, OrderWarn
 from llama_index.postprocessor.invariant_rag import SegmentMarkerPostprocessor, SourceJoiner
 from llama_index.response_synthesizers.invariant_rag import InvariantSynthesizer
 
-pytestmark = pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")  # of `refine` and rerankers
+with_warning = pytest.mark.filterwarnings("ignore::invariant_rag.errors.OrderWarning")
 
 WAYS = {"query": Response, "aquery": Response, "stream": StreamingResponse, "astream": AsyncStreamingResponse}
 TEMPLATE = PromptTemplate("Context:\n{context_str}\nAnswer: {query_str}")
@@ -138,6 +138,7 @@ def test_engines_report_citations_and_a_number_leads_to_the_same_source_in_every
     assert same(ask) == ([{**whole, "node_id": "node 0"}], "By boat [3].", f"Source 3:\n{sorted(TEXTS)[2]}\n")
 
 
+@with_warning  # of what a model repeats
 def test_a_conversation_is_remembered_and_a_history_is_no_template(llm):
     history = [ChatMessage("Say {context_str} and {query_str}.", role="user"), ChatMessage("{}", role="assistant")]
 
@@ -199,6 +200,7 @@ def test_chunks_of_a_source_are_joined_in_every_order_and_overlaps_are_not_repea
     assert len(SourceJoiner().postprocess_nodes(chunks)) == (1 if key is None else 3)
 
 
+@with_warning  # of `refine` and rerankers
 @pytest.mark.parametrize("way", WAYS)
 def test_calls_are_one_report_that_is_invariant_only_if_all_are(llm, lm, way):
     def told(llm, **options):
@@ -377,6 +379,7 @@ ASKING = {
 """Whoever asks gets the error of a call; LlamaIndex answers "Empty Response" where it catches a ValueError."""
 
 
+@with_warning  # of `refine`
 @pytest.mark.parametrize("way", ASKING)
 def test_an_error_of_a_call_reaches_whoever_asked(lm, way):
     def fail(ids, scores):

@@ -57,6 +57,15 @@ def warned_of(*args, **options):
     return caught(asked, canonical(Recorder()), *args, **options)[1]
 
 
+def test_metadata_is_that_of_its_node_also_where_a_template_gets_texts_without_it():
+    recorder, written = Recorder(), []
+    for order in ORDERS:
+        nodes = [node(TEXTS[i], year=(2021, 1987, 1904)[i]) for i in order]
+        asked(canonical(recorder, strict=True), nodes, WITH_YEAR)
+        written.append(f"Read:\n{WITH_YEAR(nodes)}\nNow: {QUERY}")
+    assert (len({*recorder.asked}), recorder.asked[0] in written) == (1, True), "each year stays with its text"
+
+
 @pytest.mark.parametrize("name", ["context", "context_str"])
 def test_single_words_and_the_question_are_a_set_only_where_the_variable_is_declared_to_hold_nodes(name):
     template = PromptTemplate(f"{{{name}}}\nOptions: {{options}}")
