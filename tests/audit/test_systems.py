@@ -56,9 +56,10 @@ def test_files_of_other_tools_are_read_what_a_system_said_is_no_gold_answer_and_
             assert read_questions(source, None) == [EXPECTED]
     for document in FILES["documents"]:
         assert read_questions(written(tmp_path, "q.yaml", document), None) == [EXPECTED]  # JSON is YAML, too
-    written(tmp_path, "more.csv", 'question,context,answer\nWhen?,"[""In May."", ""In June.""]",June\n')
+    (folder := tmp_path / "not here").mkdir()  # a file is looked for beside the file that names it
+    written(folder, "more.csv", 'question,context,answer\nWhen?,"[""In May."", ""In June.""]",June\n')
     with pytest.warns(FieldWarning, match=r"not used: 'assert: latency', 'tone'"):
-        first, second = read_questions(written(tmp_path, "promptfooconfig.yaml", FILES["promptfoo"]), None)
+        first, second = read_questions(written(folder, "promptfooconfig.yaml", FILES["promptfoo"]), None)
     assert first == replace(EXPECTED, rubrics=("is polite", "It means the same as: Ann"))
     assert (second.text, second.answers, second.gold) == ("When?", ("June",), (1,))
     ungraded = [replace(first, answers=())]
@@ -147,7 +148,7 @@ def test_a_field_map_names_the_fields_of_a_file_and_what_means_nothing_is_named_
     [
         *FILES["wrong"],
         ("q.csv", b"question,segment\ncaf\xe9,b\n", "Save it as UTF-8"),
-        ("q.jsonl", b'{"question": "caf\xe9"}', "cannot be read"),
+        ("q.jsonl", b'{"question": "caf\xe9"}', r"q\.jsonl: cannot be read"),
         ("q.jsonl", SCORE, "line 1: score: expected a number other than nan, got a number of more than 20 digits"),
         ("q.csv", "," * 5_000, "expected at least one question"),
         ("q.csv", f"question,segment,gold\na,b,{'1' * 5000}\n", "1 or 0"),

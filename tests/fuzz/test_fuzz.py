@@ -132,6 +132,8 @@ def test_a_mutated_run_is_refused_or_continued_without_loss_also_on_a_full_disk(
                     open_answers(path.parent)
                 expected += added
                 assert written() == expected
+        with open_answers(path.parent) as file:
+            assert [each.text for each in file.lines] == [each["text"] for each in expected]
 
 
 CHILD = """

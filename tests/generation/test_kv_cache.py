@@ -308,17 +308,21 @@ FORGED = {
 }
 
 
+@pytest.mark.parametrize("method", ["rotor", "ape"])
 @pytest.mark.parametrize("wrong", FORGED)
-def test_an_entry_that_is_not_what_was_asked_for_changes_no_answer(wrong, llama, tmp_path):
-    lm = InvariantModel(llama)
+def test_an_entry_that_is_not_what_was_asked_for_changes_no_answer(wrong, method, llama, tmp_path):
+    lm = InvariantModel(llama, method=method)
     expected = lm.with_cache(KeyValueCache(folder=tmp_path)).logits(PROMPT)
-    (path,) = tmp_path.glob("*.safetensors")
-    content = path.read_bytes()
-    path.write_bytes(write_entry(FORGED[wrong](read_entry(path)), path.name))
-    cache = KeyValueCache(folder=tmp_path)
+    contents = {path: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
+    for path in contents:
+        path.write_bytes(write_entry(FORGED[wrong](read_entry(path)), path.name))
+    cache, count = KeyValueCache(folder=tmp_path), 1 if method == "rotor" else 1 + len(PROMPT.segments)
     assert torch.equal(lm.with_cache(cache).logits(PROMPT), expected)
-    assert (cache.stats().damaged, cache.stats().disk_hits, cache.stats().misses) == (1, 0, 1)
-    assert path.read_bytes() == content, "the right one was written again"
+    assert (cache.stats().damaged, cache.stats().disk_hits, cache.stats().misses) == (count, 0, count)
+    assert {path: path.read_bytes() for path in contents} == contents, "the right ones were written again"
+    again = KeyValueCache(folder=tmp_path)
+    assert torch.equal(lm.with_cache(again).logits(PROMPT), expected)
+    assert again.stats().disk_hits == count
 
 
 def test_entries_of_one_namespace_are_not_served_to_another(tmp_path):

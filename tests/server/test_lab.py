@@ -170,14 +170,16 @@ def test_an_answer_has_its_confidence_and_cost_and_the_ring_is_what_the_server_r
 def test_dragging_a_document_asks_again_and_shows_what_flipped(lab):
     lab.ask()
     before = lab.answer("plain").inner_text()
-    lab.at("#documents .grip").first.drag_to(lab.at("#documents > li").nth(1), target_position={"x": 9, "y": 40})
+    second = lab.at("#documents > li").nth(1)
+    lab.at("#documents .grip").first.drag_to(second, target_position={"x": 9, "y": 40}, steps=6)
     assert lab.order == "B A C D E F"
     expect(lab.at("#moves")).to_have_text(f"A, {EXAMPLE['documents'][0]['title']}: moved to place 2 of 6.")
     expect(lab.rows).to_have_count(2)
     expect(lab.at("#plain")).to_contain_text(f"Flipped. The first order got: {before}")
     flipped = ["blue glass\nflipped", "blue glass", "striped wool"]
     assert [cells[1:] for cells in lab.cells] == [["striped wool", "blue glass", "striped wool"], flipped]
-    lab.document("A").drag_to(lab.document("C"), target_position={"x": 40, "y": 30})  # any of a row, and opens none
+    below = {"x": 40, "y": 30}
+    lab.document("A").drag_to(lab.document("C"), target_position=below, steps=6)  # any of a row, and opens none
     assert lab.order == "B C A D E F"
     expect(lab.at("#documents details[open]")).to_have_count(0)
     lab.document("A").click()

@@ -307,6 +307,7 @@ CASES = {
     "a picture": (CHAT, said({"type": "image_url"}), 400, "messages[0].content[0]", "Input tag"),
     "nobody asks": (CHAT, body(messages=[{"role": "system", "content": "a"}]), 400, "documents", "a user message"),
     "object and stop": (CHAT, chat(response_format=OBJECT, stop="a"), 400, "response_format", "without stop and"),
+    "schema and stop": (CHAT, chat(response_format=form({}), stop="a"), 400, "response_format", "without stop and"),
     "no schema": (CHAT, chat(response_format={"type": "json_schema"}), 400, "response_format", "expected json_schema"),
     "wrong schema": (CHAT, chat(response_format=form({"type": 3})), 400, "response_format", "JSON schema"),
     "elsewhere": (CHAT, chat(response_format=form(ELSEWHERE)), 400, "response_format", "nothing is fetched"),

@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
 
 import httpx
 import openai
@@ -138,7 +138,7 @@ def test_every_order_makes_one_request_and_the_answer_is_that_of_the_sorted_docu
     assert any("one order" in warning for warning in replies[0]["invariant"]["warnings"])
 
 
-def test_a_stream_is_the_whole_reply_in_pieces_and_nothing_of_a_request_is_lost(gateway):
+def test_a_stream_is_the_whole_reply_in_pieces_and_nothing_of_a_request_is_lost(gateway, base_url):
     remote, found, most = RemoteModel(str(gateway.base_url)), {}, 0
     for name, request in REQUESTS.items():
         *pieces, streamed = remote.stream_reply(request)
@@ -156,11 +156,12 @@ def test_a_stream_is_the_whole_reply_in_pieces_and_nothing_of_a_request_is_lost(
         assert "".join(token.token for token in each.logprobs).startswith(each.content)
     assert isinstance(json.loads(found["an object"].first.content)["n"], int)
     assert [call.name for call in found["one tool"].first.tool_calls] == ["search"]
-    for slots in (None, SLOTS[:3]):
-        listed = [[SegmentSet(order, slots=slots), f"\n{QUESTION}"] for order in permutations(SEGMENTS[:3])]
-        replies = [remote.complete(parts, max_tokens=6, logprobs=1) for parts in listed]
-        assert all(stable(each) == stable(replies[0]) for each in replies)
-        assert replies[0]["invariant"]["sets"] == [3]
+    for lm, slots in product((remote, RemoteModel(f"{base_url}/v1")), (None, SLOTS[:3])):
+        listed = [SegmentSet(order, slots=slots) for order in permutations(SEGMENTS[:3])]
+        completed = [lm.complete([each, f"\n{QUESTION}"], max_tokens=6, logprobs=1) for each in listed]
+        for replies in (completed, [lm.chat(**asked(each), max_tokens=16) for each in listed]):
+            assert all(stable(each) == stable(replies[0]) for each in replies)
+            assert replies[0]["invariant"]["sets"] == [3]
 
 
 def test_numbers_in_an_answer_stay_and_lead_to_the_documents(api, http):
