@@ -146,6 +146,7 @@ WRONG = [
     ("prefix_allowed_tokens_fn", 5, "a function"),
     ("repetition_penalty", 0, "strictly positive"),
     ("streamer", 5, "put and end"),
+    ("stop", "x", "Did you mean 'stop_strings'"),  # which no spelling is near to
     ("bad_words_ids", 5, "non-empty list"),
     ("num_return_sequences", 2, "Greedy methods"),
 ]

@@ -43,6 +43,8 @@ def test_a_folder_is_loaded_with_its_tokenizer_and_keywords_of_transformers(tiny
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(errors.ModelNotFound, match="expected a causal LM"):
             InvariantModel.from_pretrained(place)
+    with pytest.raises(errors.InvalidChoice, match=r"cannot load.*'fooo'"):
+        InvariantModel.from_pretrained(tiny_folder, fooo=1)
     with caplog.at_level(logging.WARNING):
         lm = InvariantModel.from_pretrained(GOLDEN / "gqa")
     assert "no tokenizer" in caplog.text, "and takes token ids"

@@ -254,9 +254,14 @@ def lm(request, llama):
     return InvariantModel(llama, method=request.param)
 
 
-def logprobs_of(lm, prompt, tokens):
+def longer_logits(lm, prompt, written):
+    """Return the logits behind a prompt and behind each token after it, from `logits` alone."""
+    return lm.logits(Prompt(prompt.prefix, prompt.segments, [*prompt.suffix, *written]))[len(prompt.suffix) - 1 :]
+
+
+def logprobs_of(lm, prompt, tokens, logits=longer_logits):
     """Return the log-probability of each token behind a prompt, from one forward pass without a cache."""
-    rows = recomputed_logits(lm, prompt, tokens[:-1]).log_softmax(dim=-1)
+    rows = logits(lm, prompt, tokens[:-1]).log_softmax(dim=-1)
     return [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
 
 
@@ -276,10 +281,10 @@ def test_log_probabilities_and_scores_are_those_of_the_logits_and_a_seed_gives_o
 
 @in_parallel
 def test_beams_equal_beams_over_full_recomputation_alone_and_in_a_batch(lm):
-    """Beam search by hand, without a cache."""
+    """Beam search by hand, from `logits` alone."""
     beams = [((), 0.0)]
     for _ in range(4):
-        rows = [(*beam, recomputed_logits(lm, PROMPTS[0], beam[0])[-1].log_softmax(dim=-1)) for beam in beams]
+        rows = [(*beam, longer_logits(lm, PROMPTS[0], beam[0])[-1].log_softmax(dim=-1)) for beam in beams]
         grown = [((*ids, token), total + float(row[token])) for ids, total, row in rows for token in range(len(row))]
         beams = sorted(grown, key=lambda beam: -beam[1])[:3]
     options = {"max_new_tokens": 4, "num_beams": 3, "num_return_sequences": 2}
@@ -334,7 +339,7 @@ def test_text_needs_a_tokenizer_and_a_continuation_needs_a_suffix(llama, model):
     ):
         with pytest.raises(error, match=r"tokenizer|suffix"):
             call()
-    assert lm.logits(bare).shape == (0, 128)
+    assert all(lm.with_method(each).logits(bare).shape == (0, 128) for each in METHODS)
     prompt, ids = model.chat_prompt("Why?", ["a", "b"]), model.tokenizer("no", add_special_tokens=False)["input_ids"]
     assert model.score(prompt, ["no"]) == model.score(prompt, [ids]), "a score of text is one of its tokens"
 
@@ -397,7 +402,7 @@ def test_falcon_with_alibi_decodes_otherwise_than_it_is_prefilled_beyond_256_tok
         """Of the log-probabilities of eight tokens, decoded and recomputed from scratch, in units of their rounding."""
         lm, prompt = InvariantModel(model, method=method), random_prompt(random.Random(0), (length,) * 3)
         decoded = lm.generate(prompt, max_new_tokens=8)
-        gaps = np.subtract(decoded.logprobs, logprobs_of(lm, prompt, decoded.token_ids))
+        gaps = np.subtract(decoded.logprobs, logprobs_of(lm, prompt, decoded.token_ids, recomputed_logits))
         return np.abs(gaps).max() / rounding(lm.generate, prompt, max_new_tokens=8)
 
     assert max(difference("rotor", 40), difference("sequential", 110)) <= 1

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from pypdf import PdfWriter
 from pypdf.generic import DecodedStreamObject, NameObject, read_object
 
-from invariant_rag import RAG, InvariantModel
+from invariant_rag import RAG, InvariantModel, errors
 from invariant_rag.errors import DocumentSkipped, RetrievalError, ToyModelWarning, UnknownName, UnsupportedCombination
 from invariant_rag.models.embedders import load_embedder
 from invariant_rag.rag.documents import Document, chunk_documents, load_documents
@@ -483,6 +483,8 @@ def test_bm25_and_a_toy_answer_unless_told_and_what_is_wrong_is_refused_before_a
             for name in ("method", "ordering", "overflow")
         ),
         (partial(from_nothing, metod="pine"), UnknownName, "did you mean"),
+        (partial(from_nothing, system=3), errors.InvalidChoice, "system: expected a str, got 3"),
+        (partial(from_nothing, model, max_chars=0), RetrievalError, "expected max_chars >= 1"),
         (partial(from_nothing, model="no-such-model"), RetrievalError, "no-such-folder"),
         (lambda: RAG.from_documents(docs, model, method="pine"), UnsupportedCombination, "method"),
         (lambda: RAG(model, BM25Retriever([]), k=0), RetrievalError, "at least 1, got 0"),

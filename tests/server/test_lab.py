@@ -401,6 +401,7 @@ def test_the_files_alone_are_served_with_strict_headers_once_and_name_no_other_h
 
 def test_a_key_is_asked_for_kept_for_the_tab_and_forgotten(embedded, open_lab):
     with serving(InProcess(embedded, "small"), Settings(keys={"right-key": "ada"})) as url:
+        assert httpx.get(f"{url}/metrics").status_code == 401, "which no tenant may see"
         lab = open_lab(url)
         expect(lab.notice).to_have_text("This server needs a key.")
         for key, where, told in (

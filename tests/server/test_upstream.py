@@ -90,6 +90,8 @@ def test_errors_of_the_server_are_those_of_the_library(base_url):
         (errors.RemoteError, "colour: unknown field", lambda: remote.chat(ASKED, colour="red")),
         (errors.RemoteError, "small", lambda: list(large.stream_chat(ASKED))),
         (errors.RemoteError, "cannot be reached", lambda: away.chat(ASKED)),
+        (errors.InvalidPrompt, "messages: expected a list", lambda: away.chat("hi")),
+        (errors.InvalidPrompt, "messages: expected a list.* at index 0", lambda: away.chat([3])),
         (errors.InvalidSegment, "text", lambda: remote.complete([SegmentSet([[1, 2]])])),
         (errors.InvalidChoice, "base_url", lambda: RemoteModel("localhost:8000")),
         (errors.UnsupportedCombination, "num_beams", lambda: remote.reply(beams)),
