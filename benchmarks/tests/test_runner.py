@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from invariant_rag import InvariantModel, Prompt
-from invariant_rag.audit.calls import no_progress
 from invariant_rag.audit.statistics import exact_upper_bound, wilson_interval
 from invariant_rag.ensembles import PermutationAverage, RingAverage, SelfConsistency
 from invariant_rag.errors import ContextOverflow, InvalidChoice, UnsupportedCombination
@@ -231,12 +230,12 @@ CHOICES = {"settings": {"orders": "0,23"}, "limit": 3, "batch_size": 2}
 
 @pytest.fixture(scope="session")
 def run(files, lm):
-    """Run a benchmark on its small file, below a folder."""
+    """Run a benchmark on its small file, below a folder, with keywords of `run_benchmark` that are not its defaults."""
 
-    def done(out, name="mmlu", *, resume=False, progress=no_progress, **more):
+    def done(out, name="mmlu", *, how=(), **more):
         fixed = {"data": files, "max_new_tokens": 3, "overflow": "trim_segments", "settings": SETTINGS.get(name, {})}
         config = BenchmarkConfig(name, **{**fixed, **more})
-        return run_benchmark(config, out, resume=resume, model=lm, progress=progress)
+        return run_benchmark(config, out, model=lm, **dict(how))
 
     return done
 
@@ -376,8 +375,8 @@ def test_a_run_is_never_overwritten_but_resumed_with_what_is_new_alone(finished,
     shutil.copytree(finished.folder, tmp_path / finished.folder.name)
     steps = []
     for limit, count in ((3, 0), (4, 2)):
-        progress = lambda *_: nullcontext(lambda: steps.append(1))  # noqa: E731
-        again = run(tmp_path, resume=True, progress=progress, **{**CHOICES, "limit": limit})
+        how = {"resume": True, "progress": lambda *_: nullcontext(lambda: steps.append(1))}
+        again = run(tmp_path, how=how, **{**CHOICES, "limit": limit})
         assert (again.folder.name, len(steps)) == (finished.folder.name, count)
         assert {record["id"] for record in finished.records} <= {record["id"] for record in again.records}
         assert count or (again.records, again.summary) == (finished.records, finished.summary)
@@ -390,7 +389,7 @@ def test_a_run_cut_off_at_any_byte_ends_as_if_undisturbed(data, finished, run, t
     file = shutil.copytree(finished.folder, out / finished.folder.name) / "records.jsonl"
     whole = file.read_bytes()
     file.write_bytes(whole[: data.draw(st.integers(0, len(whole)), label="bytes")])
-    again = run(out, resume=True, **CHOICES)
+    again = run(out, how={"resume": True}, **CHOICES)
     assert (again.records, again.summary) == (finished.records, finished.summary)
     assert sorted(file.read_bytes().splitlines()) == sorted(whole.splitlines())
 

@@ -128,7 +128,7 @@ MIXED = {  # methods, how many documents the sets have, and of how many requests
 def test_mixed_requests_of_sixteen_threads_get_the_answers_that_they_get_alone(either, pair):
     """In random orders, and plain prompts among them; those of this process have 64 blocks."""
     methods, counts, calls = MIXED["here" if either is pair else "over HTTP"]
-    rng, sets = random.Random(7), [documents(each, 700 + seed) for seed, each in enumerate(counts)]
+    rng, sets = random.Random(20), [documents(each, 700 + seed) for seed, each in enumerate(counts)]
     asked = [(rng.choice(methods), rng.choices(range(len(sets)), k=count)) for count in calls]
 
     @cache
@@ -321,7 +321,7 @@ def answers_of_frameworks(model, segments):
     tools = longer.bind_tools([each.to_dict() for each in TOOLS], tool_choice="measure")
     yield [(each["name"], each["args"]) for each in tools.invoke(message(asked)).tool_calls]
     texts = sorted(f"Documents: {each.text}\n{question([each])}" for each in segments)
-    yield InvariantLLM(model=model, max_tokens=16, stop=["."]).batch(texts)
+    yield InvariantLLM(model=model, max_tokens=16, stop=["and"]).batch(texts)
     nodes = [NodeWithScore(node=TextNode(text=each.text)) for each in segments]
     yield str(InvariantSynthesizer(llm=LlamaIndexLLM(model=model, max_tokens=16)).synthesize(asked, nodes))
 
