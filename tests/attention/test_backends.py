@@ -114,6 +114,8 @@ def test_the_window_is_read_off_the_mask_of_transformers_and_other_masks_are_ref
     for window in (1, 2, 3, 16, 4095, 4096, 100_000):
         assert _sliding_window(masks.sliding_window_causal_mask_function(window)) == window
     assert _sliding_window(masks.causal_mask_function) is None
+    for window, ours in ((None, [[1, 1, 1, 0], [1, 1, 1, 1]]), (2, [[0, 1, 1, 0], [0, 0, 1, 1]])):
+        assert softmax.causal_mask(2, 4, window, torch.device("cpu")).int().tolist() == ours
     chunked = masks.chunked_causal_mask_function(8, torch.zeros(1, dtype=torch.int64))
     for mask in (chunked, masks.bidirectional_mask_function):
         with pytest.raises(UnsupportedModel):

@@ -74,6 +74,8 @@ def test_a_stream_ends_with_its_generation_or_when_its_reader_leaves(model, prom
     expected = model.generate(prompt, max_new_tokens=8)
     assert first + "".join(stream) == expected.text
     assert stream.generation == expected
+    drawn = {"max_new_tokens": 8, "do_sample": True, "temperature": 1.5, "seed": 3}
+    assert "".join(model.stream(prompt, **drawn)) == model.generate(prompt, **drawn).text
     passes = []
     for leave in (TextStream.close, lambda stream: None):  # closed, or dropped
         with model.model.register_forward_pre_hook(lambda *_: passes.append(1)):
