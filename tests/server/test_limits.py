@@ -330,6 +330,24 @@ def test_turns_go_round_short_requests_overtake_long_ones_and_who_leaves_keeps_n
         assert queue.waiting == 0
 
 
+def test_the_next_turn_is_of_the_tenant_who_has_the_fewest_also_where_another_waits_since_an_earlier_turn():
+    queue, done = FairQueue(4, 2), []
+
+    def wait(tenant):
+        with queue.turn(tenant, 0.0, Event()):
+            done.append(tenant)
+
+    with ThreadPoolExecutor(2) as pool, ExitStack() as running:
+        for tenant in ("greedy", "greedy", "modest"):
+            running.enter_context(queue.turn(tenant, 0.0, Event()))
+        with queue.turn("modest", 0.0, Event()):
+            for number, tenant in enumerate(("greedy", "modest"), 1):
+                pool.submit(wait, tenant)
+                wait_until(lambda: queue.waiting == number)  # noqa: B023
+        wait_until(lambda: len(done) == 2)
+    assert done == ["modest", "greedy"]
+
+
 # --- docs/examples: what they start is what the command line and Ray Serve accept ---
 
 EXAMPLES = {each.name: each.read_text("utf-8") for each in (Path(__file__).parents[2] / "docs/examples").iterdir()}
